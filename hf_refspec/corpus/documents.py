@@ -11,7 +11,7 @@ from itertools import chain, count, islice
 from operator import length_hint
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -35,12 +35,6 @@ from .untrusted import printable
 logger = logging.getLogger("hf_refspec")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-class _File(NamedTuple):
-    path: Path
-    public: Path  # of an absolute path only the last part and what is below it
-    is_named: bool  # rather than found in a folder
 
 
 @dataclass
@@ -76,7 +70,7 @@ def open_source(
     rows: Iterator[Row] | None = None
     if (paths := _paths_in(documents)) is not None:
         files, name = _files(paths, pattern)
-        has_rows = any(kind_of(file.path) in ROWS for file in files)
+        has_rows = any(kind_of(path) in ROWS for path, _ in files)
         total = None if has_rows else len(files)
         if has_rows or column is None:
             rows = _file_rows(files, column)
@@ -131,20 +125,17 @@ def _paths_in(documents: Any) -> Sequence[Any] | None:
     return documents if are_paths else None
 
 
-def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
-    """The files at paths, and the name of all of them together."""
-    files: list[_File] = []
+def _files(paths: Iterable[Any], pattern: str) -> tuple[list[tuple[Path, bool]], str]:
+    """The files at paths, each with whether it was named, and the name of all of them together."""
+    files: list[tuple[Path, bool]] = []
     names = []
     for path in paths:
         found = files_of(path, pattern)
         path = Path(path)
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
-        name = path.resolve().name
-        names.append(name)
-        is_outside = path.is_absolute() or ".." in path.parts
-        public = Path(name) if is_outside else path
-        files += [_File(file, public / file.relative_to(path), file == path) for file in found]
+        names.append(path.resolve().name)
+        files += [(file, file == path) for file in found]
     return files, (", ".join(names) if len(names) <= 3 else f"{len(names)} files") or "unnamed"
 
 
@@ -188,22 +179,22 @@ def _is_visible(file: Path) -> bool:
     return not any(part.startswith(".") for part in file.parts)
 
 
-def _file_rows(files: list[_File], column: str | None) -> Iterator[Row]:
-    """The rows of files. A text is one row, and so is a .json or .csv file of settings."""
+def _file_rows(files: list[tuple[Path, bool]], column: str | None) -> Iterator[Row]:
+    """The rows of files, see `_files`. A text is one row, and so is a .json or .csv of settings."""
     damaged: list[Path] = []
-    for path, public, is_named in files:
+    for path, is_named in files:
         kind = kind_of(path)
         is_of_rows = kind in ROWS and (is_named or kind in (".jsonl", ".parquet"))
         if is_of_rows or (kind in ROWS and _begins_with_document(path, column)):
             for number, row in read_rows(path, errors="surrogateescape"):
-                place = f"{printable(public)}, row {number}"
+                place = f"{printable(path)}, row {number}"
                 yield row, columns_of(row, column, place), place
             continue
         content = read_content(path)
         text = content.decode("utf-8", errors="replace")
         if text.encode("utf-8") != content:
             damaged.append(path)
-        yield {"text": text}, ["text"], str(public)
+        yield {"text": text}, ["text"], printable(path)
     if damaged:
         logger.warning(
             "replaced invalid bytes in %d of %s, which should be UTF-8 (the first: %s)",

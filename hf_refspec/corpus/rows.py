@@ -44,7 +44,7 @@ _TOO_LARGE = f"is longer than {LARGEST:,} bytes or characters; cut it into sever
 
 
 def kind_of(path: Path) -> str:
-    """The ending of a file's name that says what it holds: `".jsonl"` of `data.JSONL.gz`."""
+    """The ending of a file's name before .gz: `".jsonl"` of `data.JSONL.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
@@ -70,10 +70,10 @@ def read_content(path: Path) -> bytes:
 
 
 def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
-    """The rows of a file, numbered from 1; those of JSON lines, the default, by line.
+    """The rows of a file, numbered from 1; JSON lines, the default, have the numbers of lines.
 
-    `errors` says what becomes of invalid UTF-8, as in `open`. Raises a ValueError that names the
-    file and the row, or its line in .json, if it is not of its kind."""
+    Invalid UTF-8 is treated by `errors`, as in `open`. Raises a ValueError that names the file and
+    the row, or its line in .json, if it is not of its kind."""
     kind = kind_of(path) if kind_of(path) in ROWS else ".jsonl"
     number = 0
     with open_content(path) as file:

@@ -30,8 +30,7 @@ njit_no_alloc = njit(_nrt=False)
 class Growth(NamedTuple):
     """A growing tree and its proposals, which are indices of the arrays.
 
-    The proposals of a node are a linked list, the first of which identifies a waiting node.
-    """
+    The proposals of a node are a linked list, the first of which identifies a waiting node."""
 
     tokens: np.ndarray  # int64, the tree so far
     parents: np.ndarray  # int32
@@ -142,8 +141,7 @@ def no_tree():
 def divide(growth, first, node):
     """Divides a node's proposals among its children, one for each token; returns their number.
 
-    The weight of a child is the sum of the weights of all that propose it.
-    """
+    The weight of a child is the sum of the weights of all that propose it."""
     following = growth.following
     proposed = growth.proposed
     weights = growth.weights

@@ -185,10 +185,8 @@ def best_nodes(
     the numbers of n-grams and nodes is at most `max_bytes`."""
     starts = np.cumsum([0, *(len(tokens) for tokens, _, _ in trees)])
     tokens, parents, probs = (np.concatenate(parts) for parts in zip(*trees, strict=True))
-    index: dict[tuple[int, ...], int] = {}
-    for order in ngrams:
-        for ngram in order.tolist():
-            index[tuple(ngram)] = len(index)
+    all_ngrams = chain.from_iterable(order.tolist() for order in ngrams)
+    index = {tuple(ngram): entry for entry, ngram in enumerate(all_ngrams)}
     # The index of each n-gram without its first token.
     shorter = np.array([index.get(ngram[1:], -1) for ngram in index], dtype=np.int64)
     replaced = replaced_nodes(starts, tokens, parents, shorter)
@@ -264,8 +262,7 @@ class NgramTable(NamedTuple):
     """n-grams and their draft trees in plain arrays, perhaps mapped from an unchecked file.
 
     `keys` holds the tokens of each n-gram, filled up with the largest number of the type, and
-    `slots` by hash the n-gram's index + 1; 0 is free, and a collision moves on to the next slot.
-    """
+    `slots` by hash the n-gram's index + 1; 0 is free, and a collision moves on to the next slot."""
 
     keys: np.ndarray  # uint16 or uint32, (entries * max_ngram,)
     slots: np.ndarray  # uint32, (a power of two,)

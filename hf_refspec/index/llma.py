@@ -77,8 +77,8 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
     """Grows a draft tree from all matches of a context (n,), best node first.
 
     Returns it with the new anchor. A match is a place after tokens that equal the last tokens of
-    the path to a node; the token at that place is what it proposes for a child. A match of length l
-    weighs l ** 3 (and more near the anchor, the last place that was copied from for long, -1 for
+    the path to a node; it proposes the token at that place for a child. A match of length l weighs
+    l ** 3 (and more near the anchor, the last place that was copied from for long, -1 for
     none). With L the longest match at a node, one of the children is accepted with probability L /
     (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children divide
     it by the weight of their matches.
@@ -182,8 +182,7 @@ _grow_matches = grower(expand_matches)
 def _advance(found, growth, first, node):
     """Moves the matches of a new node past its token, and adds other occurrences of the token.
 
-    Occurrences after its parent's token are among its matches already.
-    """
+    Occurrences after its parent's token are among its matches already."""
     text = found.text
     positions = found.positions
     lengths = found.lengths

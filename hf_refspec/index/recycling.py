@@ -51,8 +51,7 @@ _ENTERED_COUNT = 256
 class Table(NamedTuple):
     """The arrays of a table with room for C entries.
 
-    A context has its last token first, the next tokens are best first; -1 marks a missing token.
-    """
+    A context has its last token first, the next tokens are best first; -1 marks a missing token."""
 
     contexts: np.ndarray  # int32, (C, MOST_CONTEXT)
     tokens: np.ndarray  # int32, (C, k)
@@ -114,8 +113,8 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
     best one is invalid. `before` are the last tokens of the text, MOST_CONTEXT if it has them;
     `best_tokens` and `best_probs` (1 + T, k) are those after the text and each of T nodes.
 
-    Of the (1 + T) n contexts it enters those from `start` on, n being the `longest`; returns the
-    first one that it had no room for, (1 + T) n if there is none."""
+    With n the `longest`, there are (1 + T) n contexts. It begins with the one at `start`, and
+    returns the first one that it has no room for, or their number."""
     path = np.full((1 + len(parents), MOST_CONTEXT), -1, dtype=np.int32)
     for i in range(len(before)):
         path[0, i] = before[len(before) - 1 - i]
@@ -244,8 +243,8 @@ def recycling_tree(learned, text, last_tokens, last_probs, pooling, budget, chai
     all scores and the score of all unknown tokens together.
 
     `text` (n,) is the last tokens, MOST_CONTEXT if it has them; the commonest tokens are proposed
-    everywhere; `last_tokens` and `last_probs` (k,) are what the target expected in place of the
-    last token."""
+    everywhere; `last_tokens` and `last_probs` (k,) are the target's best in place of the last
+    token."""
     best_tokens = np.empty((2 + budget, RUNNERS_UP), dtype=np.int32)
     best_probs = np.empty((2 + budget, RUNNERS_UP), dtype=np.float32)
     best_tokens[0], best_probs[0] = -1, 0.0
@@ -341,8 +340,7 @@ def _propose(found, growth, node):
 def _token_before(found, growth, place):
     """The token at a place (-1 for none), and the place before it.
 
-    Places from 0 on are nodes; below 0 they are positions in the text, from its end.
-    """
+    Places from 0 on are nodes; below 0 they are positions in the text, from its end."""
     if place >= 0:
         return np.int32(growth.tokens[place]), np.int64(growth.parents[place])
     if len(found.text) + place < 0:
@@ -513,7 +511,7 @@ class NextTokens:
             return TableContent(contexts, tokens, probs, self._counts.copy(), self.vocab_size)
 
     def keep_for_pickles(self) -> None:
-        """Lets pickles begin with what it holds now."""
+        """Lets pickles begin with the present entries."""
         self._pickled = self.entries()
 
     def _replace_entries(self, content: TableContent, count: int) -> None:

@@ -68,8 +68,8 @@ def rest_tree(
     """REST's draft tree of a context (n,), as its authors' code has it.
 
     It has the `budget` most frequent nodes of the trie of the longest match's continuations, which
-    [`cut_to_choices`] then thins out. Of each text, the first `max_continuations` in the order of
-    the suffix array are read, `continuation_length` tokens each. See [`all_matches`]."""
+    [`cut_to_choices`] then thins out. In each text the first `max_continuations` by the suffix
+    array are read, `continuation_length` tokens each. See [`all_matches`]."""
     first = []  # places of the longest match in each text
     for match in all_matches(texts, context, min_match)[:1]:
         begins, ends = match.ranges.T
@@ -119,34 +119,27 @@ def mixed_tree(
 
     It takes, returns and raises what [`rest_tree`] does, and reads the longest match `FURTHER`
     times as far as `continuation_length`. See [`grow_trie`]."""
-    matches = mixed_matches(texts, context, min_match)
-    weights = []
-    left = 1.0
-    for match in matches:
-        weights.append(left * (1 - _backed_off(match)))
-        left -= weights[-1]
-    shares = [weight / sum(weights) for weight in weights]
-    quotas = [max(FEWEST_ROWS, int(max_continuations * share)) for share in shares]
+    matches, probs = mixed_matches(texts, context, min_match)
+    quotas = [max(FEWEST_ROWS, int(max_continuations * (p / sum(probs)))) for p in probs]
     limits = [continuation_length * (1 if i else FURTHER) for i in range(len(matches))]
     return trie_tree(texts, matches, quotas, limits, budget, PSEUDO_COUNT)
 
 
-def mixed_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """The longest match of a context (n,) and the shorter ones that count, the longest first."""
+def mixed_matches(
+    texts: Sequence[IndexedText], context: np.ndarray, min_match: int
+) -> tuple[list[Match], list[float]]:
+    """The matches of a context (n,) that count, the longest first, and the probability of each."""
     matches: list[Match] = []
-    left = 1.0
+    probs = []
+    left = 1.0  # for shorter matches
     for match in all_matches(texts, context, min_match):
         if left < LEAST_WEIGHT:
             break
         if not matches or match.count > matches[-1].count:  # else it has the same places
             matches.append(match)
-            left *= _backed_off(match)
-    return matches
-
-
-def _backed_off(match: Match) -> float:
-    """The probability that a match leaves to shorter ones."""
-    return PSEUDO_COUNT / (match.count + PSEUDO_COUNT)
+            probs.append(left * (1 - PSEUDO_COUNT / (match.count + PSEUDO_COUNT)))
+            left -= probs[-1]
+    return matches, probs
 
 
 def trie_tree(

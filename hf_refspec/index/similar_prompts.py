@@ -37,7 +37,7 @@ def similar_prompts(tokens, ends, prompt_lengths, skipped, prompt, count, vocab_
             common += is_new & asked[token]
         begin = ends[i] + 1
         score = common / np.sqrt(max(distinct, 1))
-        # It moves past those that are no better; the worst is dropped.
+        # It moves past all that are not better; the worst is dropped.
         place = -1
         while place + 1 < len(best) and scores[place + 1] <= score:
             place += 1

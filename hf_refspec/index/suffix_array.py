@@ -75,8 +75,7 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
 class IndexedText(NamedTuple):
     """A long text with its suffix array, both perhaps mapped from unchecked files.
 
-    Each document is followed by a separator, the largest number of the type.
-    """
+    Each document is followed by a separator, the largest number of the type."""
 
     tokens: np.ndarray  # uint16 or uint32, (n,)
     suffixes: np.ndarray  # int32, (n,)
@@ -368,8 +367,7 @@ def _precedes(tokens, later, earlier, depth):
 def merge_runs(tokens, runs, ends, depth):
     """Merges sorted runs (m,) of suffixes, which end at `ends` (r,), two neighbours at a time.
 
-    Of suffixes that are equal in the first `depth` tokens, 8 or more, the earlier run's comes
-    first."""
+    Suffixes that are equal in the first `depth` tokens, 8 or more, keep the order of their runs."""
     positions = runs.copy()
     new_positions = np.empty_like(runs)
     firsts = np.empty(len(runs), np.uint64)

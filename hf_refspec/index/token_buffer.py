@@ -19,8 +19,7 @@ class LinkedText(NamedTuple):
     `latest[token]` is the last position of `token`, and `previous[position]` the next earlier one
     of the token at `position`; -1 for none. Visiting a token's occurrences, latest first, takes
     time proportional to their number, whatever the length of the text. A negative token is a
-    boundary, and not linked.
-    """
+    boundary, and not linked."""
 
     tokens: np.ndarray  # int32, (n,)
     previous: np.ndarray  # int32, (n,)

@@ -6,7 +6,7 @@ for a search before every step. [`RaLMSpec`] guesses the results:
     until the text is finished
         while fewer than s - 1 steps are speculated          # s: the stride, see `os3.py`
             guess a query's result from the request cache, and generate a step with it
-        search for their queries and that of the next step, in one batch
+        search for their queries and the next step's, in one batch
         while the search runs, speculate further steps       # asynchronous verification
         keep the steps that its answers would not have changed
         undo the first other step and all later ones
@@ -15,10 +15,10 @@ for a search before every step. [`RaLMSpec`] guesses the results:
 The text is the same as without speculation, provided that the result of a query does not depend on
 the batch, and that its best k are the first k of any larger number.
 
-As in the authors' code, the last query of a search is that of a step which waits for the answer: a
-stride counts queries, and a stride of 1 is the baseline. (Algorithm 1, read literally, guesses all
-s steps, and repeats a step after each wrong guess.) Unlike there, further searches begin while one
-runs if the retriever takes several at once.
+As in the authors' code, the step of a search's last query waits for the answer: a stride counts
+queries, and a stride of 1 is the baseline. (Algorithm 1, read literally, guesses all s steps, and
+repeats a step after each wrong guess.) Beyond it, further searches begin while one runs if the
+retriever takes several at once.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class RaLMSeq:
         return truths, seconds
 
     def _take(self, query: _Query, truth: Retrieved) -> Any:
-        """Generates one step with what the retriever found."""
+        """Generates one step with the retriever's answer."""
         step = self._step(query, truth.first(self.k))
         self._commit([step], [truth], guessed=False)
         return step
@@ -127,17 +127,12 @@ class RaLMSeq:
 class RequestCache:
     """The ids from which a request speculates (section 3): retrieved ones, and `earlier` ones.
 
-    Beyond `limit` the oldest are dropped, but no id of the last addition.
-
-    Attributes:
-        ids (`np.ndarray`, int64 of shape `(n,)`): All ids, ascending.
-        newest_first (`np.ndarray`, int64 of shape `(n,)`): The same ids.
-    """
+    Beyond `limit` the oldest are dropped, but no id of the last addition."""
 
     def __init__(self, limit: int = MOST_CACHED, earlier: np.ndarray = NO_IDS) -> None:
         self._limit = limit
-        self.newest_first = earlier
-        self.ids = np.sort(earlier)
+        self.newest_first = earlier  # int64, (n,)
+        self.ids = np.sort(earlier)  # int64, (n,), ascending
 
     def add(self, ids: np.ndarray) -> None:
         """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""

@@ -73,14 +73,15 @@ class CheckedRetriever:
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
         """Begins a search for the `count` best passages of each query."""
-        answer = self._threads.submit(self._search, queries, count)
+
+        def search() -> tuple[Any, float]:
+            began = self._clock()
+            found = call(self._retriever, "search", queries, count)
+            return found, self._clock() - began
+
+        answer = self._threads.submit(search)
         self._running.append(answer)
         return RunningSearch(queries, count, self._clock(), answer)
-
-    def _search(self, queries: Sequence[Any], count: int) -> tuple[Any, float]:
-        began = self._clock()
-        found = call(self._retriever, "search", queries, count)
-        return found, self._clock() - began
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
         """Waits for a search; returns the passages for each query, and the search's seconds."""
@@ -100,20 +101,19 @@ class CheckedRetriever:
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
         """The scores (float32, `(n,)`) that the passages `ids` (int64, `(n,)`) have in a search."""
-        scores = np.asarray(call(self._retriever, "score", query, ids))
-        self._check_finite("score", scores)
-        return scores
+        return self._finite("score", call(self._retriever, "score", query, ids))
 
     def _checked_answer(self, answer: Retrieved, count: int) -> Retrieved:
-        ids, scores = np.asarray(answer.ids), np.asarray(answer.scores)
+        ids, scores = np.asarray(answer.ids), self._finite("search", answer.scores)
         if len(ids) == 0:
             raise RalmError(f"{self._name}.search found no passage. Is its knowledge base empty?")
-        self._check_finite("search", scores)
         return Retrieved(ids[:count].astype(np.int64, copy=False), scores[:count])
 
-    def _check_finite(self, method: str, scores: np.ndarray) -> None:
+    def _finite(self, method: str, scores: Any) -> np.ndarray:
+        scores = np.asarray(scores)
         if not np.isfinite(scores).all():
             raise RalmError(
                 f"{self._name}.{method} returned scores that are not finite. Does an embedding, of "
                 "a passage or of the query, have NaN?"
             )
+        return scores

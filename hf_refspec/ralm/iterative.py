@@ -1,7 +1,7 @@
 """Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
 
 The model's input is a passage, the prompt and the output; the next passage replaces the earlier
-one. The caches of the last few contexts are kept, and those of passages also for later calls. The
+one. The caches of the last few contexts stay, and the caches of passages also for later calls. The
 model computes the same with speculation and without: a passage is always a pass of its own, the
 rest follows in passes that depend only on the earlier passages, and undoing a step restores every
 cache.
@@ -221,7 +221,7 @@ class Context:
 
 @dataclass(slots=True, eq=False)
 class IterativeStep:
-    """The tokens that follow one passage, and what it takes to undo them."""
+    """The tokens that follow one passage, and the state before them."""
 
     passage: np.ndarray  # int64, (n,)
     end: int  # the length of the text after it

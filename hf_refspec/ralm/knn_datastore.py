@@ -235,12 +235,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
         """The `k` nearest entries of each query, scored by negative squared distances.
 
-        Queries are hidden states, float32 of shape `(dimension,)`.
-
-        Raises:
-            ValueError: If a query is not finite or has another size.
-            DatastoreError: If keys are not finite.
-        """
+        Queries are hidden states, float32 of shape `(dimension,)`. Raises a ValueError if one is
+        not finite or has another size, and a DatastoreError if keys are not finite."""
         batch = np.ascontiguousarray(queries, dtype=np.float32).reshape(len(queries), -1)
         if batch.shape[1] != self.config.dimension or not np.isfinite(batch).all():
             raise ValueError(

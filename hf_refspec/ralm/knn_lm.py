@@ -133,7 +133,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class KnnStep:
-    """A token, and what it takes to undo it."""
+    """A token, and the state before it."""
 
     token: int
     found: Retrieved

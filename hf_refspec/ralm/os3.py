@@ -197,8 +197,8 @@ class StrideScheduler:
 
     learning_pays = True  # the guess for the step that waits is always compared
 
-    def __init__(self, gamma: PublishedGamma, asynchronous: bool) -> None:
-        self.gamma = gamma
+    def __init__(self, max_gamma: float, asynchronous: bool) -> None:
+        self.gamma = PublishedGamma(max_gamma)
         self.measured = Measured()
         self._asynchronous = asynchronous
 

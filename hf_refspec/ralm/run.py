@@ -24,7 +24,7 @@ from ..retrieval.vector_index import LEAST_WALKED
 from .algorithm import MOST_CACHED, NO_IDS, RaLMSeq, RaLMSpec, Text
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
-from .os3 import PublishedGamma, Scheduler, StrideScheduler, WaitingScheduler
+from .os3 import Scheduler, StrideScheduler, WaitingScheduler
 from .stats import RalmStats
 
 logger = logging.getLogger("hf_refspec")
@@ -68,10 +68,18 @@ def generate_with_retrieval(
             RaLMSeq(text, checked, k, stats, clock).run()
             return stats
         _check_prefetch(retriever, speculation, k)
-        learned = Learned.for_retriever(retriever, speculation)
+        keeps = speculation.max_gamma is None and hasattr(retriever, "__dict__")
+        learned = vars(retriever).setdefault(LEARNED, Learned()) if keeps else Learned()
         setting = (k, *astuple(speculation))
         known, earlier = learned.get(setting, (None, NO_IDS))
-        scheduler = deepcopy(known) or _new_scheduler(retriever, speculation)
+        scheduler: Scheduler
+        if known is not None:
+            scheduler = deepcopy(known)
+        elif speculation.max_gamma is None:
+            exact = getattr(retriever, "index", None) == "flat"
+            scheduler = WaitingScheduler(speculation.asynchronous, exact)
+        else:
+            scheduler = StrideScheduler(speculation.max_gamma, speculation.asynchronous)
         # A search and a step slow each other down if there are too few cores.
         search_threads = getattr(retriever, "search_threads", 0)
         busy = search_threads + model_threads if search_threads else 1  # or it searches elsewhere
@@ -93,14 +101,6 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
     def __reduce__(self) -> tuple[type[Learned], tuple]:
         return Learned, ()  # a copy of the retriever has learned nothing
 
-    @classmethod
-    def for_retriever(cls, retriever: Any, speculation: RalmSpeculation) -> Learned:
-        """The entry of the retriever; an empty one as published or if it cannot keep one."""
-        if speculation.max_gamma is not None or not hasattr(retriever, "__dict__"):
-            return cls()
-        learned: Learned = vars(retriever).setdefault(LEARNED, cls())
-        return learned
-
     def keep(
         self, setting: tuple, scheduler: Scheduler, retrieved: np.ndarray, earlier: np.ndarray
     ) -> None:
@@ -115,14 +115,6 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
         scored_in_time = int(len(retrieved) * seconds / max(measured.guess, 1e-9))
         limit = min(MOST_CACHED, scored_in_time)
         self[setting] = scheduler, np.concatenate([retrieved, others])[:limit]
-
-
-def _new_scheduler(retriever: Any, speculation: RalmSpeculation) -> Scheduler:
-    if speculation.max_gamma is not None:
-        gamma = PublishedGamma(speculation.max_gamma)
-        return StrideScheduler(gamma, speculation.asynchronous)
-    exact = getattr(retriever, "index", None) == "flat"
-    return WaitingScheduler(speculation.asynchronous, exact)
 
 
 def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> None:

@@ -39,7 +39,7 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
     it does not depend on the batch.
 
     `passages[bounds[t] : bounds[t + 1]]` are the passages with token t, ascending and below
-    `number`; `weights`, at the same places, what it adds to their scores. `tokens` (t,) has the
+    `number`; it adds the `weights` at the same places to their scores. `tokens` (t,) has the
     tokens of all queries, ascending, and `counts` (t, q) how often each query has them. `scores`
     and `ids` (q, k) receive the passages found, the best first."""
     scores[:] = -1  # no score is below 0

@@ -48,13 +48,12 @@ class Retriever(Protocol):
 
     A query, which `encode` returns, must find the same passages with the same scores whatever else
     is in the batch: the request cache uses `score` to predict what `search` would find (RaLMSpec,
-    arXiv 2401.14021, section 3). What a call learns of a retriever is kept in its `__dict__`, if it
-    has one, for the next call.
+    arXiv 2401.14021, section 3). A call keeps its measurements and the ids retrieved last in the
+    retriever's `__dict__`, if it has one, for the next call.
 
     Two attributes are optional. `search_threads` (`int`) is how many threads of this machine a
     search keeps busy: where no core is left, the model waits for it. `concurrent_searches` (`int`)
-    is in how many threads `search` may run at once, as for the client of a database elsewhere.
-    """
+    is in how many threads `search` may run at once, as for the client of a database elsewhere."""
 
     def encode(self, token_ids: np.ndarray) -> Any:
         """Returns a query for the last tokens of a text (int64 of shape `(n,)`)."""

@@ -240,22 +240,18 @@ def _packed(
     A separator follows each document that is not empty."""
     separator = np.array([config.separator], config.token_dtype)
     shard = np.empty(shard_tokens, config.token_dtype)
-    filled = 0
-    ended = 0
+    filled = ended = 0
     for document in documents:
-        separated = np.concatenate([document, separator]) if len(document) else document
-        start = 0
-        while start < len(separated):
-            part = separated[start : start + shard_tokens - filled]
+        left = np.concatenate([document, separator]) if len(document) else document
+        while len(left):
+            part, left = np.split(left, [shard_tokens - filled])
             shard[filled : filled + len(part)] = part
             filled += len(part)
-            start += len(part)
-            ended += start == len(separated)
+            ended += len(left) == 0
             if filled == shard_tokens:
                 yield shard, ended
                 shard = np.empty(shard_tokens, config.token_dtype)
-                filled = 0
-                ended = 0
+                filled = ended = 0
     if filled:
         yield shard[:filled], ended
 

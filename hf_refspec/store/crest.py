@@ -35,7 +35,7 @@ def build_ngram_table(
 ) -> tuple[list[int], NgramTable]:
     """Counts the commonest n-grams of each order and builds their table.
 
-    The options are those of [`Datastore.compact`]."""
+    For the options see [`Datastore.compact`]."""
     dtype = config.token_dtype
     candidates = ngrams_per_order
     if candidates is None and max_bytes is not None:
@@ -70,7 +70,7 @@ def write_ngram_table(
     folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
 ) -> None:
     """Writes the compact form into a datastore's folder and replaces an older one."""
-    arrays = dict(list(table._asdict().items())[:-2])  # all but two numbers
+    arrays = {k: v for k, v in table._asdict().items() if isinstance(v, np.ndarray)}
     written = write_arrays(folder / "ngrams-000000000000.safetensors", arrays)
     # Named after its content, so that the older one stays until config.json names this one.
     file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")

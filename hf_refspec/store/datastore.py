@@ -102,10 +102,6 @@ class Datastore(StoredFolder[StoreConfig]):
                 "the compact form of %s was made of %s; compact() it again", self.path, counts
             )
 
-    def __ror__(self, other: Any) -> Any:
-        shown = f"{other!r} | rs.DatastoreDrafts(store)"
-        raise TypeError(f"`|` joins a datastore to a drafter, not to {other!r}: write `{shown}`")
-
     def __repr__(self) -> str:
         entry = self.config.ngrams
         held = f"tokens={self.tokens:,}, documents={self.documents:,}"
@@ -176,8 +172,8 @@ class Datastore(StoredFolder[StoreConfig]):
         returned, the documents survive a crash.
 
         Args:
-            documents: As in [`~Datastore.build`]. Of a dict, `{name: document}`, each replaces the
-                document of its name; one that is empty only removes it.
+            documents: As in [`~Datastore.build`]. In a dict, `{name: document}`, each replaces the
+                document of its name; an empty one only removes it.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
             options: `column`, `pattern`, `max_tokens`, `shard_tokens`, `num_proc`, `deduplicate`

@@ -155,9 +155,7 @@ def read_arrays(
         # safetensors maps a file without copying it only for torch.
         with safe_open(path, framework="pt") as opened:
             arrays = {name: opened.get_tensor(name).numpy() for name in expected}
-    except DatastoreError:
-        raise
-    except Exception as error:  # A bad header can fail in three libraries.
+    except Exception as error:  # a bad header can fail in three libraries
         raise DatastoreError(f"{path} is damaged: {one_line(error):.200}") from None
     for name, (dtype, shape) in expected.items():
         array = arrays[name]

@@ -4,8 +4,8 @@
     sessions.sqlite-wal     the newest commits; this file and the next one are SQLite's own
     sessions.sqlite-shm
 
-A session is on the disk when `append` returns. Ids are never used again, so that each process knows
-what it has not read yet. The database is not trusted: it may have only the tables below, all pages
+A session is on the disk when `append` returns. Ids are never used again: each process knows the
+last one that it has read. The database is not trusted: it may have only the tables below, all pages
 are checked when it is first opened, and each session when it is read.
 """
 

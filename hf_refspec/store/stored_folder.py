@@ -1,6 +1,6 @@
 """The stored folder: a config.json that names all its files, and the operations on them.
 
-    config.json       what the folder is, and its files with sizes and checksums
+    config.json       the kind of the folder, and its files with sizes and checksums
     *.safetensors     its arrays, memory-mapped
     README.md         the card, on the Hub
 
@@ -170,13 +170,13 @@ class StoredFolder(Generic[C]):
         The folder's README.md is the card; without one, a card is generated.
 
         Args:
-            repo_id (`str`): Such as `"org/store"`; the repo is created if there is none. Without an
-                owner it is yours.
+            repo_id (`str`): Such as `"org/store"`; a missing repo is created. Without an owner it
+                is yours.
             private (`bool`, *optional*): Makes a new repo private; by default as the owner of the
                 account has set it.
             token (`str` or `bool`, *optional*): As in `huggingface_hub`.
             commit_message (`str`, *optional*): The first line of the commit's message.
-            revision (`str`, *optional*): A branch; it is created if there is none.
+            revision (`str`, *optional*): A branch; a missing one is created.
             create_pr (`bool`, *optional*, defaults to `False`): Open a pull request instead of
                 changing the branch.
 

@@ -83,7 +83,7 @@ def test_all_matches_are_all_places_in_all_shards(documents, context, count, dty
 def test_mixed_matches_are_the_lengths_that_stand_in_more_places(
     documents, context, count, min_match
 ):
-    matches = mixed_matches(shards_of(documents, count), np.array(context, np.int32), min_match)
+    matches, _ = mixed_matches(shards_of(documents, count), np.array(context, np.int32), min_match)
     expected, places = [], 0
     for length in range(len(context), min_match - 1, -1):
         more = len(occurrences(documents, context[-length:]))
@@ -97,7 +97,7 @@ def test_a_frequent_match_leaves_nothing_to_shorter_ones():
     frequent = int(PSEUDO_COUNT / LEAST_WEIGHT) + 1
     context = np.array([1, 2], np.int32)
     for many, lengths in ((frequent - 100, [2, 1]), (frequent, [2])):
-        matches = mixed_matches(shards_of([[1, 2, 0]] * many + [[2, 1]]), context, 1)
+        matches, _ = mixed_matches(shards_of([[1, 2, 0]] * many + [[2, 1]]), context, 1)
         assert [match.length for match in matches] == lengths
 
 
@@ -212,7 +212,8 @@ def test_of_a_bushy_trie_few_nodes_are_left_and_of_a_single_path_all():
 def test_a_mixed_tree_is_grown_from_all_its_matches(documents, context, count):
     texts = shards_of(documents, count)
     rows, orders = [], []
-    for order, match in enumerate(mixed_matches(texts, np.array(context, np.int32), 1)):
+    matches, _ = mixed_matches(texts, np.array(context, np.int32), 1)
+    for order, match in enumerate(matches):
         for following in occurrences(documents, context[-match.length :]):
             rows.append(following[: 4 if order else 12])
             orders.append(order)

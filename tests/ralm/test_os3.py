@@ -75,7 +75,7 @@ def ours(*knowledge, asynchronous=True):
 def test_no_stride_is_better_than_the_published_one(
     a, b0, b1, right, wrong, max_gamma, asynchronous
 ):
-    scheduler = StrideScheduler(PublishedGamma(max_gamma), asynchronous)
+    scheduler = StrideScheduler(max_gamma, asynchronous)
     gamma = taught(scheduler, a, b0, b1, right, wrong).gamma.likely
     b = scheduler.measured.search(STRIDES)
     saved = gamma**STRIDES * np.minimum(a, b) * asynchronous
