@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,12 +25,8 @@ LONGEST_PIECE = 1 << 20
 _CHARACTERS, _PIECES = 1 << 18, 1 << 12
 
 
-class _Piece(NamedTuple):
-    content: Document
-    is_last: bool  # of its document
-
-
-# The ids (n,) of a piece, and whether it is the last one of its document.
+# A piece or its ids (n,), and whether it is the last one of its document.
+_Piece: TypeAlias = tuple[Document, bool]
 _Encoded: TypeAlias = tuple[np.ndarray, bool]
 
 
@@ -61,9 +57,9 @@ def _pieces_of(documents: Iterable[Document]) -> Iterator[_Piece]:
         while isinstance(document, str) and len(document) - start > LONGEST_PIECE:
             longest = start + LONGEST_PIECE
             end = document.rfind("\n", start, longest) + 1 or longest
-            yield _Piece(document[start:end], is_last=False)
+            yield document[start:end], False
             start = end
-        yield _Piece(document[start:], is_last=True)
+        yield document[start:], True
 
 
 def _encoded(
@@ -88,13 +84,13 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     """Groups pieces into batches of about the same work."""
     batch: list[_Piece] = []
     size = 0
-    for piece in pieces:
-        if batch and (len(batch) == _PIECES or size + len(piece.content) > _CHARACTERS):
+    for content, is_last in pieces:
+        if batch and (len(batch) == _PIECES or size + len(content) > _CHARACTERS):
             yield batch
             batch = []
             size = 0
-        batch.append(piece)
-        size += len(piece.content)
+        batch.append((content, is_last))
+        size += len(content)
     yield batch
 
 
@@ -105,11 +101,11 @@ def _encode(
         of_thread.tokenizer = load_backend(content)
     tokenizer: Tokenizer = of_thread.tokenizer
     encoded = []
-    for text, is_last in batch:
-        ids: Any = text
-        if isinstance(text, str):
-            with naming_failures(f"the tokenizer fails on a text, {text[:60]!r}"):
-                (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    for piece, is_last in batch:
+        ids: Any = piece
+        if isinstance(piece, str):
+            with naming_failures(f"the tokenizer fails on a text, {piece[:60]!r}"):
+                (encoding,) = tokenizer.encode_batch_fast([piece], add_special_tokens=False)
                 ids = encoding.ids
         encoded.append((np.array(ids, dtype), is_last))
     return encoded

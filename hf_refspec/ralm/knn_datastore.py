@@ -59,7 +59,6 @@ class KnnConfig(FolderConfig):
 
     NOUN = "kNN datastore"
     FILES = (ENTRIES,)
-    TEMPLATE = "knn_datastore.md"
 
     model: str
     layer: Layer
@@ -74,9 +73,8 @@ class KnnConfig(FolderConfig):
 class KnnDatastore(StoredFolder[KnnConfig]):
     """A corpus as pairs of hidden state and next token, for [`knn_lm`].
 
-    It is memory-mapped, except that float16 keys are converted to float32 in memory. Opening it
-    reads no keys, unless it builds an HNSW graph or copies them to GPUs. The first call of a model
-    makes an int8 copy for exact searches on the CPU, a quarter of the size of float32.
+    It is memory-mapped, except that float16 keys are converted to float32. The first call of a
+    model makes an int8 copy for exact searches on the CPU, a quarter of the size of float32.
 
     Args:
         path (`str` or `Path`): The folder.

@@ -47,7 +47,6 @@ class KnowledgeBaseConfig(FolderConfig):
 
     NOUN = "knowledge base"
     FILES = (PASSAGES, EMBEDDINGS)
-    TEMPLATE = "knowledge_base.md"
     HAS_TOKENIZERS_IDS = True
 
     vocab_size: Annotated[int, range(1, 2**31)]
@@ -81,7 +80,7 @@ class KnowledgeBaseConfig(FolderConfig):
 class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     """Passages to retrieve for a language model, see [`DenseRetriever`] and [`SparseRetriever`].
 
-    It is memory-mapped: it opens in milliseconds, and processes that open it share its memory.
+    It is memory-mapped: it opens in milliseconds, and processes share its memory.
 
     Args:
         path (`str` or `Path`): The folder. See [`~KnowledgeBase.from_pretrained`] for one on the
@@ -94,8 +93,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     Raises:
         DatastoreError: If there is no knowledge base, it was made for another tokenizer, or its
-            files are damaged, as far as sizes, headers, bounds and the checksums of files of up to
-            4 MiB tell; [`~KnowledgeBase.verify`] reads all.
+            sizes, headers or bounds are damaged; [`~KnowledgeBase.verify`] reads all.
     """
 
     config_type = KnowledgeBaseConfig

@@ -72,7 +72,6 @@ class StoreConfig(FolderConfig):
 
     NOUN = "datastore"
     FILES = (*OWN_FILES, TOKENIZER)
-    TEMPLATE = "datastore.md"
     HAS_TOKENIZERS_IDS = True
 
     vocab_size: Annotated[int, range(1, 2**31)]

@@ -58,7 +58,6 @@ class FolderConfig:
     NOUN: ClassVar[str]  # what the folder is, for messages
     FORMAT_VERSION: ClassVar[int] = 1
     FILES: ClassVar[tuple[re.Pattern[str], ...]]  # the names that its files can have
-    TEMPLATE: ClassVar[str]  # the file with the card's text
     HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is the tokenizer's
 
     fingerprint: str

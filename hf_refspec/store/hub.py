@@ -104,8 +104,8 @@ def card(config: FolderConfig, repo_id: str) -> str:
         files="\n".join(f"| `{f.name}` | {readable_size(f.size)} |" for f in config.files()),
         licence_note="" if licence else " Which one it is has not been stated: find out first.",
     )
-    template = Template((files(__package__) / config.TEMPLATE).read_text(encoding="utf-8"))
-    return template.substitute(texts)
+    template = files(__package__) / f"{config.NOUN.lower().replace(' ', '_')}.md"
+    return Template(template.read_text(encoding="utf-8")).substitute(texts)
 
 
 def cell(value: Any) -> str:

@@ -33,7 +33,6 @@ class RecyclingTableConfig(FolderConfig):
 
     NOUN = "recycling table"
     FILES = (TABLE,)
-    TEMPLATE = "recycling_table.md"
 
     model: str
     vocab_size: Annotated[int, range(1, 2**31 - 1)]
@@ -66,16 +65,17 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         entries = table.entries()
         vocab_size = entries.vocab_size
         assert vocab_size is not None  # something is learned
+
+        def stored(tokens: np.ndarray) -> np.ndarray:
+            return np.where(tokens < 0, vocab_size, tokens).astype(token_dtype(vocab_size))
+
         with new_folder(path) as folder:
-            ids = token_dtype(vocab_size)
             counts = np.zeros(vocab_size, dtype=np.float32)
             counts[: len(entries.counts)] = entries.counts[:vocab_size]
             arrays = {
                 "counts": counts,
-                "contexts": np.where(entries.contexts < 0, vocab_size, entries.contexts).astype(
-                    ids
-                ),
-                "tokens": np.where(entries.tokens < 0, vocab_size, entries.tokens).astype(ids),
+                "contexts": stored(entries.contexts),
+                "tokens": stored(entries.tokens),
                 "probs": entries.probs.astype(np.float16),
             }
             RecyclingTableConfig.made_for(
