@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..messages import check_ids
+from ..threads import map_in_order
 from .untrusted import DatastoreError, one_line
 
 Document: TypeAlias = str | np.ndarray  # a text, or ids of shape (n,)
@@ -25,9 +26,7 @@ LONGEST_PIECE = 1 << 20
 _CHARACTERS, _PIECES = 1 << 18, 1 << 12
 
 
-# A piece or its ids (n,), and whether it is the last one of its document.
-_Piece: TypeAlias = tuple[Document, bool]
-_Encoded: TypeAlias = tuple[np.ndarray, bool]
+_Piece: TypeAlias = tuple[Document, bool]  # and whether it is the last one of its document
 
 
 def tokenised(
@@ -41,9 +40,11 @@ def tokenised(
     The pieces of a long text are tokenised in parallel. Where two of them meet, tokens can differ
     from the whole text's."""
     content = tokenizer.backend_tokenizer.to_str()
+    of_thread = threading.local()  # a tokenizer locks its cache of words: each thread has its own
+    encode = partial(_encode, content=content, dtype=dtype, of_thread=of_thread)
     parts: list[np.ndarray] = []
-    with closing(_encoded(_pieces_of(documents), content, dtype, threads)) as encoded:
-        for ids, is_last in encoded:
+    with closing(map_in_order(encode, _batches(_pieces_of(documents)), threads)) as batches:
+        for ids, is_last in chain.from_iterable(batches):
             parts.append(ids)
             if is_last:
                 yield np.concatenate(parts) if len(parts) > 1 else ids
@@ -62,24 +63,6 @@ def _pieces_of(documents: Iterable[Document]) -> Iterator[_Piece]:
         yield document[start:], True
 
 
-def _encoded(
-    pieces: Iterable[_Piece], content: str, dtype: np.dtype, threads: int
-) -> Generator[_Encoded, None, None]:
-    """Tokenises pieces in threads, with the tokenizer.json `content`; yields their ids in order."""
-    of_thread = threading.local()  # a tokenizer locks its cache of words: each thread has its own
-    pool = ThreadPoolExecutor(threads)
-    running: deque[Future[list[_Encoded]]] = deque()
-    try:
-        for batch in _batches(pieces):
-            running.append(pool.submit(_encode, batch, content, dtype, of_thread))
-            if len(running) > 2 * threads:
-                yield from running.popleft().result()
-        while running:
-            yield from running.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     """Groups pieces into batches of about the same work."""
     batch: list[_Piece] = []
@@ -96,7 +79,7 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
 
 def _encode(
     batch: list[_Piece], content: str, dtype: np.dtype, of_thread: threading.local
-) -> list[_Encoded]:
+) -> list[tuple[np.ndarray, bool]]:
     if not hasattr(of_thread, "tokenizer"):
         of_thread.tokenizer = load_backend(content)
     tokenizer: Tokenizer = of_thread.tokenizer

@@ -14,9 +14,7 @@ far as its documents reach, since matches end there: others may have been cut ou
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -27,6 +25,7 @@ from numba import njit
 from pydivsufsort import divsufsort
 
 from ..kernels.kernel import kernel, kernel_type
+from ..threads import map_in_order
 
 DAMAGED = (
     "the datastore is damaged: its suffix array and its tokens do not belong together; "
@@ -264,19 +263,12 @@ def merge_suffixes(
     runs = _runs(tokens, parts)
     bounds = _bounds(tokens, runs)
 
-    def merge(lows: Sequence[int], highs: Sequence[int]) -> np.ndarray:
-        read = [run.read(low, high) for run, low, high in zip(runs, lows, highs, strict=True)]
+    def merge(block: tuple[Sequence[int], Sequence[int]]) -> np.ndarray:
+        read = [run.read(low, high) for run, low, high in zip(runs, *block, strict=True)]
         ends = np.cumsum([len(suffixes) for suffixes in read], dtype=np.int64)
         return merge_runs(tokens, np.concatenate(read), ends, DEPTH)
 
-    with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[np.ndarray]] = deque()
-        for lows, highs in pairwise(bounds):
-            pending.append(pool.submit(merge, lows, highs))
-            if len(pending) > 2 * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+    return map_in_order(merge, pairwise(bounds), threads)
 
 
 def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
