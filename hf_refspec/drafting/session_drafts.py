@@ -225,14 +225,10 @@ class View:
 
     def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
         """The outputs of the `count` sessions with the most similar prompts, the best one last."""
+        vocab_size = self.largest_id + 1
+        prompt = prompt.astype(np.int64)
         numbers = similar_prompts(
-            self.text.tokens,
-            self.ends,
-            self.prompt_lengths,
-            self.oldest,
-            prompt.astype(np.int64),
-            count,
-            self.largest_id + 1,
+            self.text.tokens, self.ends, self.prompt_lengths, self.oldest, prompt, count, vocab_size
         )
         return [self.session(number)[1] for number in numbers.tolist()]
 

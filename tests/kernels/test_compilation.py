@@ -20,7 +20,7 @@ from tests.helpers.architectures import small
 from tests.helpers.calls import GREEDY, PROMPT, ListStreamer
 
 # These compile in four seconds, the others in half a minute.
-LACKING = "calibration", "top_tokens", "token_buffer", "llma_match", "similar_prompts"
+LACKING = "calibration", "top_tokens", "token_buffer", "llma", "similar_prompts"
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
 import contextlib, logging, os, time, torch
