@@ -102,6 +102,10 @@ class Datastore(StoredFolder[StoreConfig]):
                 "the compact form of %s was made of %s; compact() it again", self.path, counts
             )
 
+    def __ror__(self, other: Any) -> Any:
+        shown = f"{other!r} | rs.DatastoreDrafts(store)"
+        raise TypeError(f"`|` joins a datastore to a drafter, not to {other!r}: write `{shown}`")
+
     def __repr__(self) -> str:
         entry = self.config.ngrams
         held = f"tokens={self.tokens:,}, documents={self.documents:,}"
