@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
+import gc
+import itertools
+import threading
 from functools import partial
 from types import MethodType
 
@@ -18,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 import hf_refspec as rs
+from hf_refspec import foreign_code
 from tests.helpers.calls import Call, assert_lossless
 
 
@@ -185,6 +190,36 @@ def test_functions_of_others_in_the_place_of_the_models_own(llama, monkeypatch, 
     assert (
         "`halved_in_longer_passes.<locals>.halved` of tests" in assert_lossless(llama, 1.0).reason
     )
+
+
+def test_another_thread_may_read_python_meanwhile(llama, monkeypatch):
+    """Python 3.11 counts the depth of all threads' syntax trees together."""
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *args: args[:2])
+    foreign_code._defined_functions.cache_clear()
+    read = []
+    collections = itertools.count()
+
+    def read_deeper(depth: int = 20) -> None:
+        if depth:
+            read_deeper(depth - 1)
+        else:
+            read.append(ast.parse("1 + 1"))
+
+    def in_a_thread(phase: str, _) -> None:
+        if phase == "start" and next(collections) % 50 == 0:
+            thread = threading.Thread(target=read_deeper)
+            thread.start()
+            thread.join()
+
+    usual = gc.get_threshold()
+    gc.callbacks.append(in_a_thread)
+    gc.set_threshold(1)  # it collects, and another thread may run, at every object
+    try:
+        reason = foreign_code.foreign_code(llama)
+    finally:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(in_a_thread)
+    assert read and "apply_rotary_pos_emb" in reason
 
 
 def test_reproducible_calls_refuse_it(fresh_llama):
