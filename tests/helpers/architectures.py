@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 MODEL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -87,6 +94,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dots3_note": {"vision_config": {"adapter_in_dim": 32}},
     "gemma3n_text": {"intermediate_size": 48},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "inkling_mm_model": {"vision_config": {"temporal_patch_size": 2}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -103,6 +111,13 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_shape": (16, 32), "axial_pos_embds_dim": (16, 16), "hash_seed": 0},
     "rwkv": {"attention_hidden_size": 32},
+    "step3p7": {
+        "text_config": {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        }
+    },
     "xlstm": {"hidden_size": 128, "embedding_dim": 128},
     "xmod": {"default_language": "en_XX"},
     "qwen4_exp_text": {
@@ -200,7 +215,10 @@ def small(model_type: str, dtype: torch.dtype = torch.float32, **config: Any) ->
         values = {**_EXCEPTIONS.get(model_type, {}), **config}
         tiny = tiny_config(CONFIG_MAPPING[model_type], values)
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(tiny, dtype=dtype).eval()
+        auto = AutoModelForCausalLM
+        if type(tiny) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # it reads images too
+            auto = AutoModelForImageTextToText
+        model = auto.from_config(tiny, dtype=dtype).eval()
     for parameter in model.parameters():
         if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
             parameter.data += 0.1 * torch.randn_like(parameter)

@@ -27,11 +27,14 @@ MTP_TYPES = [
         "bailing_hybrid",
         "deepseek_v3",
         "glm4_moe",
+        "inkling_mm_model",
         "inkling_text",
+        "kimi_k25",
         "llama",
         "mellum",
         "sarvam_mla",
         "sarvam_moe",
+        "step3p7",
     )
     if model_type in CONFIG_MAPPING  # of the installed version
 ]
@@ -51,7 +54,8 @@ def with_mtp(
             setattr(config, f"mtp_{name}", getattr(config, name)[-1:] * layers)
     torch.manual_seed(0)
     head = MtpModel(model, layers)
-    head.init_weights()
+    initialise = model.get_decoder()._init_weights  # `MtpModel`'s leaves routers and experts unset
+    head.layers.apply(initialise)
     if text is not None:
         _learn(model, head, text)
     model.save_pretrained(folder)
