@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
@@ -31,15 +32,22 @@ class Attachment:
         stats (`DraftStats`): The counts of all calls together.
     """
 
-    def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | CandidateGenerator | str,
+        reading: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
         from .drafting.blend import as_drafter
         from .drafting.calls import DrafterPool
         from .drafting.stats import DraftStats
 
-        self.options = options
+        self.options = {**options, **reading}
         self.stats = DraftStats()
         self._drafter = drafter
-        self._pool = None if drafter == "auto" else DrafterPool(as_drafter(drafter))
+        # "auto" alone is the model's own; beside other sources it learns when those pay.
+        is_default = drafter == "auto" and not reading
+        self._pool = None if is_default else DrafterPool(as_drafter(drafter))
         self._lock = threading.Lock()
         self._logged: set[str] = set()
 
@@ -131,8 +139,8 @@ def attach(
             "states: attach `drafter | rs.DraftModel(assistant)`, or pass "
             '`speculation_type="dflash"` if it is a block drafter.'
         )
-    options = {"max_draft_tokens": max_draft_tokens, "verification": verification, **reading}
-    attachment = Attachment(drafter, **options)
+    options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
+    attachment = Attachment(drafter, reading, **options)
     for stack in stacks:
         stack.append(attachment)
     return attachment

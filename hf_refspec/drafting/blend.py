@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import nn
 
 from .auto import sources_of
 from .calibration import PRIOR_EXPONENT, Calibration
@@ -205,6 +207,19 @@ def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_CONTINUED_PROB].tolist()
     return best
+
+
+def blend_of_model(
+    drafter: Drafter, model: nn.Module, key: Hashable, new_source: Callable[[], Drafter]
+) -> Blend:
+    """The blend of a drafter with a source of a model. The drafter keeps it for later calls, since
+    a blend learns when its sources pay: for each model that of the last key."""
+    blends = vars(drafter).setdefault("_blends", WeakKeyDictionary())
+    kept = blends.get(model)
+    if kept is None or kept[0] != key:
+        kept = blends[model] = key, Blend([drafter, new_source()])
+    blend: Blend = kept[1]
+    return blend
 
 
 def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:

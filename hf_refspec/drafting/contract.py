@@ -175,7 +175,7 @@ class Drafter:
     observed_top_k: int = 0
     observed_outputs: Mapping[str, Any] = MappingProxyType({})
     # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
-    _of_a_call: tuple[str, ...] = ("_in_use", "stats")
+    _of_a_call: tuple[str, ...] = ("_in_use", "_blends", "stats")
     # `a | b` drafts from both: `__init__.py` defines it, as a [`Blend`] is made of drafters.
     __or__: ClassVar[Callable[[Drafter, Any], Drafter]]
     __ror__: ClassVar[Callable[[Drafter, Any], Drafter]]

@@ -35,7 +35,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
-from ..drafting.blend import Blend, as_drafter
+from ..drafting.blend import as_drafter, blend_of_model
 from ..drafting.calls import default_drafters, drafter_call
 from ..drafting.contract import Drafter
 from ..drafting.hidden_state_drafts import HiddenStateDrafts
@@ -74,7 +74,7 @@ class Request:
     tokenizer: Any = None
 
     def __post_init__(self) -> None:
-        _ = self.drafter  # raises a TypeError if it is not a drafter
+        _ = self.drafter, self.reader  # raises an error for what does not draft
         check_prepared(
             self.model,
             self.input_ids,
@@ -88,15 +88,21 @@ class Request:
         """The drafter of the call; `None` for the model's own of `"auto"`."""
         generator = self.candidate_generator
         is_default = generator is None or generator == "auto"
-        if self.reader is None or (is_default and "use_mtp" in self.reading):
-            return None if is_default else as_drafter(generator)
-        return Blend([as_drafter("auto" if is_default else generator), self.reader])
+        if is_default and (not self.reading or "use_mtp" in self.reading):
+            return None
+        drafter = as_drafter("auto" if is_default else generator)
+        if not self.reading:
+            return drafter
+        key = (*self._layers, id(self.reading.get("assistant_model")))
+        return blend_of_model(drafter, self.model, key, self._new_reader)
 
     @cached_property
     def reader(self) -> HiddenStateDrafts | None:
-        """The source that reads hidden states beside the drafter, if the call asks for one."""
-        if not self.reading:
-            return None
+        """The source that reads hidden states beside the model's own drafter of `"auto"`, if the
+        call asks for one."""
+        return self._new_reader() if self.reading and self.drafter is None else None
+
+    def _new_reader(self) -> HiddenStateDrafts:
         if self.reading.get("assistant_model") is not None:
             return HiddenStateDrafts(hidden_state_generator(self.model, **self.reading))
         memo = memo_of(self.model)
