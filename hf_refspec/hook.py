@@ -83,6 +83,7 @@ def uninstall() -> None:
         mixin = sys.modules[_MODULE].GenerationMixin
         if mixin.generate is _wrapper:
             mixin.generate = _wrapper.__wrapped__
+        del sys.modules[_MODULE].CandidateGenerator.__ror__
     _wrapper = None
 
 
@@ -121,6 +122,14 @@ def _wrap(module: ModuleType) -> None:
     global _wrapper
     mixin = module.GenerationMixin
     _wrapper = mixin.generate = _speculative(mixin.generate)
+    module.CandidateGenerator.__ror__ = _blended
+
+
+def _blended(generator: CandidateGenerator, drafter: Any) -> Drafter:
+    """`"auto" | generator`, as Python asks the right operand where the left one is a string."""
+    from .drafting.blend import Blend
+
+    return Blend([drafter, generator])
 
 
 def _shown(signature: inspect.Signature) -> inspect.Signature:
