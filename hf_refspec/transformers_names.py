@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import signature
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import (
@@ -59,6 +59,9 @@ PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 # A layer of a cache that holds the last tokens of a text, and one that holds a running state.
 SlidingLayer = DynamicSlidingWindowLayer
 RunningStateLayer = LinearAttentionCacheLayerMixin
+
+# Returns the scores `(1, tokens)` of a place after a text, by the logits there.
+Choose: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 
 _GENERATION = "transformers.generation.utils"
 # Methods of generation that this package replaces, and those that it calls for several tokens.
@@ -262,12 +265,45 @@ def hidden_state_generator(
     if (layers := getattr(generator, "mtp_model", None)) is not None:
         # They share the model's, and run ahead: dynamic frequencies would change in the model too.
         layers.rotary_emb = copy.deepcopy(layers.rotary_emb)
+        if layers.layers[0].eh_proj.weight.dtype != model.dtype:  # cast since it was loaded
+            layers.layers.to(model.dtype)
+    if SHARED_KV in generator.model_kwargs_overrides:  # it reads the last layer's states alone
+        generator.model_kwargs_overrides = {"output_hidden_states": -1, SHARED_KV: True}
     embeddings: Any = getattr(generator, "main_model_input_embeddings", None)
     if hasattr(embeddings, "embed_norm"):
         # DFlash would take the norm off the model's own, which other threads run meanwhile.
         generator.main_model_input_embeddings = own = copy.copy(embeddings)
         own._modules = {**own._modules, "embed_norm": torch.nn.Identity()}
     return generator
+
+
+class _Choosing:
+    """An assistant of one text, with the scores that a function returns in place of its logits."""
+
+    def __init__(self, assistant: PreTrainedModel, choose: Choose) -> None:
+        self.device = assistant.device
+        self._assistant = assistant
+        self._choose = choose
+        self._place = 0
+
+    def __call__(self, **inputs: Any) -> Any:
+        outputs = self._assistant(**inputs)
+        outputs.logits = self._choose(self._place, outputs.logits[:, -1])[:, None]
+        self._place += 1
+        return outputs
+
+
+def choose_by(generator: Any, original: Any, choose: Choose | None, length: int) -> None:
+    """Lets a copy of a generator draft, after a text of this length, what `choose` scores best."""
+    if hasattr(generator, "logits_processor"):
+        generator.do_sample = False
+        generator.logits_processor = None
+        if choose is not None:
+            scores = choose
+            generator.logits_processor = lambda ids, logits: scores(ids.shape[1] - length, logits)
+    elif SHARED_KV in original.model_kwargs_overrides and hasattr(original, "assistant_model"):
+        assistant = original.assistant_model
+        generator.assistant_model = _Choosing(assistant, choose) if choose else assistant
 
 
 def mtp_layers(generator: Any) -> int:

@@ -9,6 +9,7 @@ A source names in `observed_outputs` what it needs. The call asks for it in ever
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from transformers.generation import CandidateGenerator
 from transformers.utils import ModelOutput
 
-from ..transformers_names import SHARED_KV, forget_columns, mtp_layers
+from ..transformers_names import SHARED_KV, Choose, choose_by, forget_columns, mtp_layers
 from .calibration import Calibration
 from .contract import Call, Observation, States
 from .draft_model import SIBLINGS, DraftedPath, drawn_scores
@@ -105,6 +106,8 @@ class HiddenStateDrafts(ModelDrafts):
         if states is None or not 0 <= count <= len(states):
             self._forget_states()  # it begins anew in the middle, where a pass returns states again
         else:
+            # Of the keys, which may be copies of the whole text, the last are valid.
+            self._unread = [replace(part, shared_kv=None) for part in self._unread]
             self._unread.append(states.last(count))
             self._read += count
 
@@ -135,9 +138,7 @@ class HiddenStateDrafts(ModelDrafts):
         else:
             forget_columns(self._running, self._again)
         generator: Any = self._running
-        if hasattr(generator, "logits_processor"):
-            generator.do_sample = False
-            generator.logits_processor = _chooser(call, len(ids))
+        choose_by(generator, self.generator, _chooser(call), len(ids))
         device = next(layer.device for layer in states.hidden_states if layer is not None)
         positions = torch.arange(length - len(ids), length, device=device)[None]
         outputs = ModelOutput(hidden_states=states.hidden_states, shared_kv_states=states.shared_kv)
@@ -162,16 +163,11 @@ class HiddenStateDrafts(ModelDrafts):
         return tokens, None if logits is None else logits[:, : len(tokens), : self._vocab_size]
 
 
-def _chooser(call: Call, length: int) -> Any:
-    """For sampled calls a logits processor, after a text of this length, that returns the scores
-    whose argmax is drawn; `None` for greedy ones."""
+def _chooser(call: Call) -> Choose | None:
+    """For sampled calls what returns the scores whose argmax is drawn; `None` for greedy ones."""
     if call.sampling is None or call.sampling.top_k == 1:
         return None
-
-    def scores(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return drawn_scores(logits[None], ids.shape[1] - length, call)[0]
-
-    return scores
+    return lambda place, logits: drawn_scores(logits[None], place, call)[0]
 
 
 def _with_siblings(chain: np.ndarray, logits: torch.Tensor | None, known: DraftTree) -> DraftTree:
