@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
+from transformers import CONFIG_MAPPING
 from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import (
     DFlashTokenCandidateGenerator,
@@ -17,9 +21,10 @@ from transformers.generation.candidate_generator import (
 )
 
 import hf_refspec as rs
+from hf_refspec.drafting.contract import Observation, States
 from hf_refspec.drafting.hidden_state_drafts import HiddenStateDrafts
 from hf_refspec.transformers_names import CACHE_NAME, hidden_state_generator
-from tests.helpers.architectures import small
+from tests.helpers.architectures import Architecture, small
 from tests.helpers.calls import (
     GREEDY,
     PROMPT,
@@ -60,6 +65,17 @@ def assert_drafts_change_no_id(model, **reading):
 @pytest.mark.parametrize(("kind", "layers"), LAYERS)
 def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers):
     assert_drafts_change_no_id(with_mtp(models_by_type(kind), layers, tmp_path), use_mtp=True)
+
+
+def configures_layers(config_class) -> bool:
+    name = "num_mtp_layers"
+    return hasattr(config_class, name) or name in getattr(config_class, "attribute_map", ())
+
+
+def test_every_type_that_configures_layers_is_among_these(models_by_type):
+    configured = {kind for kind in CONFIG_MAPPING if configures_layers(CONFIG_MAPPING[kind])}
+    tried = {models_by_type(kind).config.get_text_config().model_type for kind in MTP_TYPES}
+    assert configured == tried - {"llama"}
 
 
 class TwoRightTokens(rs.Drafter):
@@ -222,14 +238,42 @@ def test_assistants_that_share_keys_see_those_of_accepted_tokens_alone(
                 torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-4)
 
 
+MANY = {**GREEDY, "max_new_tokens": 60, "use_mtp": True}
+
+
+def passes_with_look_up(model, calls, **options) -> list[int]:
+    """The passes of calls in which look-up and layers draft."""
+    drafter = rs.ReferenceCopy()
+    passes = []
+    for _ in range(calls):
+        drafting = {"candidate_generator": drafter, "max_draft_tokens": 16}
+        model.generate(PROMPT, **drafting, **MANY, **options)
+        passes.append(drafter.stats.forward_passes)
+    return passes
+
+
 @pytest.mark.parametrize("verification", ["tree", "chain"])
 def test_it_takes_no_more_passes_than_transformers_own_use(with_layers, verification):
-    options = {**GREEDY, "max_new_tokens": 60, "use_mtp": True}
     with passes_of(with_layers) as own:
-        with_layers.generate(PROMPT, **options)
-    options |= {"candidate_generator": (drafter := rs.ReferenceCopy()), "max_draft_tokens": 16}
-    with_layers.generate(PROMPT, verification=verification, **options)
-    assert drafter.stats.forward_passes <= len(own) < 40
+        with_layers.generate(PROMPT, **MANY)
+    [both] = passes_with_look_up(with_layers, 1, verification=verification)
+    assert both <= len(own) < 40
+
+
+@pytest.mark.parametrize("kind", sorted({*MTP_TYPES} - {"llama"}))
+def test_layers_of_no_type_take_more_passes_than_alone(models_by_type, tmp_path, kind):
+    """Where one path is verified, from the second call on, which knows whose is the right one."""
+    model = models_by_type(kind)
+    text = model.generate(PROMPT, **{**GREEDY, "max_new_tokens": 60})
+    model = with_mtp(model, 1 if kind == "mellum" else 2, tmp_path, text)
+    first, second = passes_with_look_up(model, 2)
+    assert max(first, second) < 40
+    if kind == "bailing_hybrid":  # with its running state transformers itself drafts nothing
+        return
+    with passes_of(model) as own:
+        model.generate(PROMPT, **MANY)
+    by_chains = Architecture(model.config.get_text_config().model_type).verification == "chain"
+    assert (second if by_chains else max(first, second)) <= len(own)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.5}])
@@ -288,6 +332,19 @@ def test_sampled_drafts_are_chosen_by_the_calls_random_numbers(fresh_llama, samp
     )
     assert drafted.tolist() == plain.tolist()
     assert source.stats.accepted == source.stats.drafted > 12
+
+
+def test_generators_of_transformers_draw_with_the_calls_random_numbers(assisted, with_layers):
+    """So hot that all tokens are equally likely, the random numbers alone choose."""
+    options = {**GREEDY, "do_sample": True, "temperature": 1e6, "top_k": 0}
+    for model, reading in (assisted, (with_layers, {"use_mtp": True})):
+        torch.manual_seed(0)
+        plain = model.generate(PROMPT, **options)
+        torch.manual_seed(0)
+        drafting = {"candidate_generator": (drafter := rs.ReferenceCopy()), **reading}
+        drafted = model.generate(PROMPT, max_draft_tokens=16, **drafting, **options)
+        assert drafted.tolist() == plain.tolist()
+        assert drafter.stats.mat > 3
 
 
 def test_a_given_cache_goes_on(with_layers):
@@ -439,6 +496,62 @@ def test_what_is_attached_may_read_the_states_of_every_call(assisted, with_layer
         assert "HiddenStateDrafts" in names
 
 
+class Unsure(TwoRightTokens):
+    """Drafts right tokens, with estimates that fall short of a head's."""
+
+    def draft(self, budget, call):
+        tree = super().draft(budget, call)
+        return rs.DraftTree(tree.tokens, tree.parents, np.array([0.05, 0.02])[: len(tree)])
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_later_calls_know_what_its_drafts_are_worth(assisted, models_by_type, tmp_path, attached):
+    """Random heads, which are sure and wrong, first displace what the other source drafts."""
+    with_random_layers = with_mtp(models_by_type("llama"), 3, tmp_path), {"use_mtp": True}
+    for model, reading in (assisted, with_random_layers):
+        plain = model.generate(PROMPT, **GREEDY)
+        drafter = Unsure(plain)
+        drafting = {"max_draft_tokens": 2, **reading}
+        named = {} if attached else {"candidate_generator": drafter, **drafting}
+        passes = []
+        with rs.attach(model, drafter, **drafting) if attached else nullcontext():
+            for _ in range(3):
+                assert model.generate(PROMPT, **named, **GREEDY).tolist() == plain.tolist()
+                passes.append(drafter.stats.forward_passes)
+        assert passes[2] <= passes[1] < passes[0]
+
+
+def test_states_that_wait_hold_the_shared_keys_of_the_last_pass_alone():
+    """They may be copies of the whole text."""
+    model, assistant = gemma_with_assistant()
+    source = HiddenStateDrafts(hidden_state_generator(model, assistant_model=assistant))
+    source.begin(PROMPT[0].numpy(), model.config.vocab_size)
+    alive = []
+    for length in range(PROMPT.shape[1], PROMPT.shape[1] + 4):
+        keys = torch.zeros(1, 2, length, 8)
+        alive.append(weakref.ref(keys))
+        states = torch.zeros(1, length if length == PROMPT.shape[1] else 1, 32)
+        shared = {"full_attention": (keys, keys)}
+        source.observe(Observation(np.array([5]), states=States((states,), length - 1, shared)))
+    del keys, shared
+    assert [each() is None for each in alive] == [True] * 3 + [False]
+
+
+def test_layers_follow_a_model_into_another_type(models_by_type, tmp_path):
+    model = with_mtp(models_by_type("llama"), 1, tmp_path).double()
+    options = {"candidate_generator": "auto", "max_draft_tokens": 8, "use_mtp": True, **GREEDY}
+    plain = model.generate(PROMPT, **GREEDY)
+    assert model.generate(PROMPT, **options).tolist() == plain.tolist()
+
+
+def test_a_string_is_joined_with_a_generator(fresh_llama):
+    plain = fresh_llama.generate(PROMPT, **GREEDY)
+    blend = "auto" | Clairvoyant(fresh_llama)
+    drafting = {"candidate_generator": blend, "max_draft_tokens": 8}
+    assert fresh_llama.generate(PROMPT, **drafting, **GREEDY).tolist() == plain.tolist()
+    assert blend.stats.mat > 2
+
+
 def test_what_does_not_fit_the_model_is_refused_by_its_argument(fresh_llama):
     options = {"candidate_generator": "auto", **GREEDY}
     with pytest.raises(ValueError, match="`use_mtp=True` does not fit a LlamaForCausalLM; leave"):
@@ -482,3 +595,16 @@ def test_in_a_running_batch_it_reads_the_states_of_a_text_that_is_alone(fresh_ll
         )
     assert len([gap for gap in gaps if gap]) == 1 and min(gaps) == 0 and end > 60
     assert caplog.text.count("nothing is drafted from hidden states: several texts") == 1
+
+
+def test_of_a_prompt_that_is_read_in_pieces_it_reads_the_states_of_the_last(fresh_llama):
+    batch = rs.RunningBatch(fresh_llama, prefill_tokens=4, max_draft_tokens=3)
+    plain = fresh_llama.generate(PROMPT, **GREEDY)
+    seen = []
+    text = batch.add(inputs=PROMPT, candidate_generator=Recorder(seen), **GREEDY)
+    while len(batch):
+        batch.step()
+    assert text.sequences.tolist() == plain.tolist()
+    ids, _, states, _ = seen[0]
+    first = PROMPT.shape[1] - 1  # eight tokens in two pieces, and then the last one
+    assert states.shape[2] == 1 and ids == plain[:, first : first + 2].tolist()
