@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, LogitsProcessor
 from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import (
     DFlashTokenCandidateGenerator,
@@ -535,6 +535,27 @@ def test_states_that_wait_hold_the_shared_keys_of_the_last_pass_alone():
         source.observe(Observation(np.array([5]), states=States((states,), length - 1, shared)))
     del keys, shared
     assert [each() is None for each in alive] == [True] * 3 + [False]
+
+
+class Raises(LogitsProcessor):
+    """Raises an exception at the fourth token."""
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] == PROMPT.shape[1] + 3:
+            raise LookupError
+        return scores
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 24])
+def test_calls_of_any_length_are_right_after_one_that_raised(assisted, with_layers, new_tokens):
+    for model, reading in (assisted, (with_layers, {"use_mtp": True})):
+        drafting = {"candidate_generator": "auto", "max_draft_tokens": 12, **reading}
+        with pytest.raises(LookupError):
+            model.generate(PROMPT, logits_processor=[Raises()], **drafting, **GREEDY)
+        for prompt in (PROMPT, PROMPT[:, :1]):
+            options = {**GREEDY, "max_new_tokens": new_tokens}
+            plain = model.generate(prompt, **options)
+            assert model.generate(prompt, **drafting, **options).tolist() == plain.tolist()
 
 
 def test_layers_follow_a_model_into_another_type(models_by_type, tmp_path):
