@@ -33,12 +33,10 @@ from ..text_config import (
     vocab_size_of,
 )
 from ..verification.model_memo import Watch
-from ..verification.probe import PlainSteps, ProbedCall, known_finding
+from ..verification.probe import REPLAYED, PlainSteps, ProbedCall, known_finding
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .row import Row
-
-_REPLAYED = 3  # plain steps, as many as `budget.py` measures before the first draft
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ class Plan:
     """The sizes of one step.
 
     Attributes:
-        nodes (`int`): The most nodes that each row drafts; 0 for a plain step.
+        nodes (`int`): The most nodes that each row drafts; 0 for a plain step, and for all
+            ranks but the first.
         depths (`list[int | None]`): The greatest depth of each row's draft, 0 for none; `None` for
             a row that takes no part in the pass.
     """
@@ -258,7 +257,7 @@ class DraftLimits:
             return
         text = rows[0].seen
         steps = self._call.steps or PlainSteps(self.verifier, text, len(text) - 1, [])
-        if len(steps.logits) <= _REPLAYED:
+        if len(steps.logits) <= REPLAYED:
             steps.logits.append(logits[0])
         self._call = self._call._replace(steps=steps)
 

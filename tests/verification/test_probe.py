@@ -180,27 +180,9 @@ def decoded_late(model, prompt=PROMPT, **options):
 def test_plain_steps_of_the_call_spare_a_text_that_is_made_up(model_type, length, do_sample):
     model = small(model_type)
     stats = decoded_late(model, PROMPT[:, :length], do_sample=do_sample)
-    assert stats.mat > 1.5 and stats.probe_passes == (2 if length > 1 else 6)
+    assert stats.mat > 1.5 and stats.probe_passes == (4 if length > 1 else 9)
     stats = decoded_late(model, do_sample=do_sample)
     assert stats.mat > 1.5 and stats.probe_passes == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "olmo2"])
-def test_in_short_types_steps_are_replayed_among_two_sets_of_branches(model_type, dtype):
-    model = small(model_type, dtype)
-    drafter = Late(model.generate(PROMPT, **GREEDY), 0.9)
-    model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
-    assert drafter.stats.drafted > 0 and drafter.stats.probe_passes == 4
-
-
-def test_a_branch_that_leaks_in_a_short_type_is_seen_beside_the_steps():
-    model = small_llama(torch.bfloat16)
-    own_forward(model, ignore_mask)
-    drafter = Late(model.generate(PROMPT, **GREEDY), 0.9)
-    model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
-    assert drafter.stats.drafted == 0 and drafter.stats.probe_passes > 4
-    assert "other branches change them" in drafter.stats.reason
 
 
 def test_a_trained_model_replays_its_plain_steps(loaded):
@@ -208,7 +190,7 @@ def test_a_trained_model_replays_its_plain_steps(loaded):
     memo_of(model).clear()  # other tests have probed it
     prompt = tokenizer("The capital of France is", return_tensors="pt").input_ids
     stats = decoded_late(model, prompt, max_new_tokens=16, min_new_tokens=16)
-    assert stats.mat > 1.5 and stats.probe_passes == 2
+    assert stats.mat > 1.5 and stats.probe_passes == 4
 
 
 def keep_in_order(entries, done, paths):
@@ -225,6 +207,18 @@ def refuse(usual, input_ids, **kwargs):
     if input_ids.shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
         raise NotImplementedError("one token at a time")
     return usual(input_ids=input_ids, **kwargs)
+
+
+def test_a_leak_shows_in_the_beginning_of_a_long_text():
+    """New weights attend to all tokens alike: a few branches more change no logit of the steps."""
+    size = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2}
+    model = small("llama", max_position_embeddings=2048, **size)
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(10, model.config.vocab_size, (1, 1000), generator=generator)
+    own_forward(model, ignore_mask)
+    drafter = Late(model.generate(prompt, **GREEDY), 0.9)
+    model.generate(prompt, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
+    assert drafter.stats.drafted == 0 and drafter.stats.probe_passes > 4
 
 
 @pytest.mark.parametrize("fault", ["mask", "keep", "raises"])
