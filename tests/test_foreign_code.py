@@ -6,6 +6,7 @@ import ast
 import copy
 import functools
 import gc
+import importlib
 import itertools
 import threading
 from functools import partial
@@ -190,6 +191,22 @@ def test_functions_of_others_in_the_place_of_the_models_own(llama, monkeypatch, 
     assert (
         "`halved_in_longer_passes.<locals>.halved` of tests" in assert_lossless(llama, 1.0).reason
     )
+
+
+def test_an_imported_function_with_a_fallback_is_the_modules_own(
+    fresh_llama, monkeypatch, tmp_path
+):
+    """As models have for packages that may be missing."""
+    (tmp_path / "fast_rotary.py").write_text("def rotate_half(x): return x\n")
+    (tmp_path / "modeling_of_mine.py").write_text(
+        "from transformers import LlamaForCausalLM\n"
+        "try:\n    from fast_rotary import rotate_half\n"
+        "except ImportError:\n    def rotate_half(x): return x\n"
+        "class MyLlama(LlamaForCausalLM): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fresh_llama.__class__ = importlib.import_module("modeling_of_mine").MyLlama
+    assert foreign_code.foreign_code(fresh_llama) is None
 
 
 def test_another_thread_may_read_python_meanwhile(llama, monkeypatch):
