@@ -43,7 +43,7 @@ class DraftTree:
             Estimates that the node will be accepted (all of its path with it). They do not
             increase from a parent to its child.
 
-    Lists and arrays of other numbers are converted, where that loses nothing.
+    Lists and arrays of other numbers are converted.
 
     Raises:
         ValueError: If one of them has another type or shape.
@@ -65,7 +65,10 @@ class DraftTree:
                     f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, but has the "
                     f"shape {array.shape} and the dtype {array.dtype}"
                 )
-            object.__setattr__(self, name, np.require(array, dtype, ["C", "W"]))
+            converted = np.require(array, dtype, ["C", "W"])
+            if kinds == "iu" and not np.array_equal(converted, array):
+                raise ValueError(f"DraftTree.{name} has numbers that are no {np.dtype(dtype)}")
+            object.__setattr__(self, name, converted)
 
     @staticmethod
     @cache

@@ -120,6 +120,7 @@ def test_lists_and_other_numbers_are_converted(changes):
         ({"tokens": [[5, 7, 6, 8, 7]]}, "tokens must be a 1-D int64 array"),
         ({"tokens": ["5"] * 5}, "tokens must be a 1-D int64 array"),
         ({"parents": np.array([-1.0, 0, -1, 0, 2])}, "parents must be a 1-D int32 array"),
+        ({"parents": np.array([2**32 - 1, 0, -1, 0, 2])}, "parents has numbers that are no int32"),
         ({"parents": np.array([-1, 0, -1, 3, 2], np.int32)}, "earlier node's index"),
         ({"parents": np.array([-1, 0, -2, 0, 2], np.int32)}, "earlier node's index"),
         ({"parents": np.array([-1, 0], np.int32)}, "parents has 2 entries for 5 tokens"),
