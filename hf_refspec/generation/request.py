@@ -93,7 +93,9 @@ class Request:
         drafter = as_drafter("auto" if is_default else generator)
         if not self.reading:
             return drafter
-        key = (*self._layers, id(self.reading.get("assistant_model")))
+        assistant = self.reading.get("assistant_model")
+        config = getattr(assistant, "generation_config", None)  # whose values a generator copies
+        key = (*self._layers, id(assistant), getattr(assistant, "device", None), repr(config))
         return blend_of_model(drafter, self.model, key, self._new_reader)
 
     @cached_property

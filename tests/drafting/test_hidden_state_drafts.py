@@ -521,6 +521,21 @@ def test_later_calls_know_what_its_drafts_are_worth(assisted, models_by_type, tm
         assert passes[2] <= passes[1] < passes[0]
 
 
+def test_later_calls_draft_by_the_assistants_present_settings():
+    model, assistant = gemma_with_assistant()
+
+    def drafted(drafter: rs.Drafter) -> int:
+        drafting = {"candidate_generator": drafter, "assistant_model": assistant}
+        model.generate(PROMPT, max_draft_tokens=12, **drafting, **GREEDY)
+        return drafter.stats.drafted
+
+    drafter = rs.ReferenceCopy()
+    assistant.generation_config.num_assistant_tokens = 2
+    few = drafted(drafter)
+    assistant.generation_config.num_assistant_tokens = 6
+    assert few < drafted(drafter)
+
+
 def test_states_that_wait_hold_the_shared_keys_of_the_last_pass_alone():
     """They may be copies of the whole text."""
     model, assistant = gemma_with_assistant()
