@@ -130,7 +130,7 @@ def drafter_call(
         ValueError: If it drafts ids outside of the vocabulary.
     """
     with ExitStack() as ends:
-        for used in dict.fromkeys([drafter, *drafter.sources]):
+        for used in dict.fromkeys([*drafter.sources, drafter]):
             lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
             if not lock.acquire(blocking=False):
                 raise RuntimeError(

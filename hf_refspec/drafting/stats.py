@@ -54,6 +54,13 @@ class SourceStats(Figures):
     def __repr__(self) -> str:
         return f"{self.name}: {self.counts}"
 
+    def __add__(self, other: SourceStats) -> SourceStats:
+        """The counts of two calls of the same blend."""
+        both = SourceStats(self.name)
+        for one in (self, other):
+            both.add(drafted=one.drafted, accepted=one.accepted, first=one.first)
+        return both
+
 
 @dataclass(repr=False)
 class DraftStats(Figures):
@@ -169,9 +176,10 @@ class DraftStats(Figures):
 
     def add_sources(self, others: Sequence[SourceStats]) -> None:
         """Adds the counts of the same sources in another row or call."""
-        self.sources += [SourceStats(source.name) for source in others[len(self.sources) :]]
-        for ours, theirs in zip(self.sources, others, strict=False):
-            ours.add(drafted=theirs.drafted, accepted=theirs.accepted, first=theirs.first)
+        sources = zip_longest(self.sources, others)
+        self.sources = [
+            ours + theirs if ours and theirs else ours or theirs for ours, theirs in sources
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, MAT included, as plain types that JSON can hold."""

@@ -288,7 +288,7 @@ class AutoBudget(Budget):
         return expected
 
     def width(self, tokens: int) -> int:
-        """The cheapest measured size from this number on."""
+        """See [`PassCosts.cheapest`]."""
         return self._costs.cheapest(tokens)
 
     def trim(self, plan: Plan, drafts: Drafts) -> list[DraftTree | None]:

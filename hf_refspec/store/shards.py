@@ -44,7 +44,7 @@ def write_shard(
     """Writes a shard in new files; `suffixes` returns its suffix array for the file of its tokens.
 
     Raises a DatastoreError if there is not one suffix for each token."""
-    # No number is used again: a reader may be about to open an old file.
+    # A number above all others: a reader may be about to open an old file.
     numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
     number = max((int(number[1]) for number in numbers if number), default=0) + 1
     tokens_file = write_arrays(folder / f"tokens-{number:05d}.safetensors", {"tokens": tokens})
