@@ -88,7 +88,7 @@ class DraftStats(Figures):
             source.
         verification (`str`): The kind of verification: `"tree"`, `"chain"`, `"static"` or
             `"reproducible"`; `"none"` where the call decoded plainly.
-        reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
+        reason (`str`, *optional*): Why nothing was drafted, or why drafts ended early.
     """
 
     forward_passes: int = 0
@@ -229,4 +229,6 @@ class DraftStats(Figures):
         line += f", {shares(self._seconds_by_part())}"
         if self.probe_passes:
             line += f"; {counted(self.probe_passes, 'pass', 'passes')} probed the model"
-        return line + (f"; nothing drafted: {self.reason}" if self.reason else "")
+        if self.reason:
+            line += f"; {'drafts ended' if self.drafted else 'nothing drafted'}: {self.reason}"
+        return line

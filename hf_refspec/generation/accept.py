@@ -104,8 +104,8 @@ def accept(
     result: PassResult,
     limits: DraftLimits,
 ) -> Accepted:
-    """Each row takes the nodes of its draft that the target model chooses, and one token more; of
-    several ranks the first one's.
+    """Each row takes the nodes of its draft that the target model chooses, and one token more. All
+    ranks use the first rank's tokens.
 
     Every row walks down its own draft, and they choose together: where logits processors do not
     look at the text (temperature, top-k, top-p), one call chooses the next tokens of all rows that

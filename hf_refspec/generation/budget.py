@@ -30,11 +30,11 @@ from .plan import Budget, Drafts, Plan, Step
 
 logger = logging.getLogger(__name__)
 
-# The numbers of tokens of a pass whose costs are estimated. Each small number is, because libraries
-# have kernels for some numbers of rows of a matrix, so that three tokens may take longer than
-# eight. Few larger ones are: the first pass over each may compile its kernels.
+# The numbers of tokens of a pass whose costs are estimated. Every small number is listed, because
+# libraries have kernels for particular numbers of rows of a matrix, so that three tokens may take
+# longer than eight. Few larger ones are: the first pass over each may compile its kernels.
 PASS_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
-# These, and larger numbers for several rows together.
+# The same, and larger numbers that occur only where several rows share a pass.
 TOKENS = (*PASS_TOKENS, 96, 128, 256, 512, 1024)
 
 # How much the logarithm of a cost grows with each doubling of the tokens, from one to 64, before
@@ -59,16 +59,16 @@ class CostConstants:
     # Plain steps that a call's drafts may lose in advance, so that it can try them at once.
     advance: float = 1.5
     # A plain step costs the median of this number of the last ones at texts of a similar length.
-    # More of them are measured where as many passes say that all costs have changed by this part.
+    # More are measured once as many passes suggest that all costs have shifted by `changed`.
     plain_steps: int = 3
     changed: float = 0.3
     # A size costs the median of this number of its last passes. It forgets one of them after this
     # number of passes of any size, so that a size that has looked dear is tried again.
     passes: int = 15
     forgets_after: int = 512
-    # A cost that is not measured differs by this part from what the nearest measured size says, for
-    # one doubling between them; by its square root for more. It is assumed that much cheaper, so
-    # that it is tried, and dearer, where the question is whether it is affordable.
+    # A cost that is not measured is off by this part one doubling away from the nearest measured
+    # size, and by more with the square root of the number of doublings. It is assumed that much
+    # cheaper, so that it is tried, and dearer where the question is whether it is affordable.
     error: float = 0.08
     # Lengths are similar up to this number of tokens, and from each doubling to the next.
     similar_length: int = 1024
@@ -86,10 +86,10 @@ class PassCosts:
     """The cost of a model's forward pass by its number of tokens, of all rows together.
 
     A pass over one token costs the median of the last plain steps, and any other size the median of
-    its last passes, counted in such steps. One pass more at the cost that is expected anyway keeps
-    a single one, which other load or a compilation has slowed down, from changing it. Sizes that
-    are not measured cost as much more or less than expected as their neighbours. `growth` is what
-    each doubling of the tokens is expected to add to the logarithm of the cost.
+    its last passes, counted in such steps. One imaginary pass at the expected cost is among them:
+    a single one that other load or a compilation has slowed down changes nothing. Sizes that are
+    not measured cost as much more or less than expected as their neighbours. `growth` is what each
+    doubling of the tokens is expected to add to the logarithm of the cost.
     """
 
     def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
@@ -224,9 +224,9 @@ class BudgetConstants:
     # The part of the affordable loss that one pass may stake; the pass over the fewest nodes may
     # stake all. More tries longer drafts, less leaves something for others where the first fail.
     stake: float = 0.5
-    # After this number of drafts in a row that were not worth verifying, drafting takes this part
-    # of the time. Less patience saves time on text that repeats nothing, and misses the first
-    # repetition of others; more drafting notices sooner that drafts pay again.
+    # After `patience` drafts in a row that were not worth verifying, drafting takes no more than
+    # `drafting_fraction` of the time. Less patience saves time on text that repeats nothing, and
+    # misses the first repetition of others; more drafting notices sooner that drafts pay again.
     patience: int = 8
     drafting_fraction: float = 0.005
     # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
@@ -350,7 +350,7 @@ class AutoBudget(Budget):
         Args:
             step: Its rows and their texts.
             gains: The tokens that the best 0, 1, 2, ... nodes are expected to gain, `(1 + n,)`.
-            drafting_seconds: The time that a pass without nodes would still save.
+            drafting_seconds: The time that drafting adds to the pass, whatever its nodes.
         """
         counts, tokens = self._passes(step, len(gains) - 1)
         seconds = self._costs.seconds(tokens, step.length) + drafting_seconds

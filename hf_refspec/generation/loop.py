@@ -74,7 +74,7 @@ class Loop:
         """Decodes until all rows have ended.
 
         A row that has ended is padded (`pads`), or decoded until it is as long as the longest. It
-        stays in the cache if the call `keeps_cache`. No row asks these `criteria` itself.
+        stays in the cache if the call `keeps_cache`. The `criteria` are asked once for all rows.
         """
         all_rows = rows
         self.prefill(rows)

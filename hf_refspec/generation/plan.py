@@ -85,9 +85,10 @@ class Plan:
     depths: list[int | None]
 
     def trim(self, drafts: Drafts) -> Drafts:
-        """The nodes that pay and the width of their pass; the first of several ranks decides. None
-        if a probe shows that the model does not verify them exactly: one runs before the first
-        draft of a call and at each length at which attention changes, see [`DraftLimits.probe`]."""
+        """The nodes that pay and the width of their pass; the first of several ranks decides. All
+        trees are empty if a probe shows that the model does not verify drafts exactly: one runs
+        where no finding is known yet, and at each length at which attention changes, see
+        [`DraftLimits.probe`]."""
         began = perf_counter()
         limits = self.limits
         trees = self.budget.trim(self, drafts)
@@ -111,8 +112,8 @@ def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest:
     "auto", none while drafts do not pay) and of what the cache has room for. The depth ends at the
     `limits` of the call and at the end of each row.
 
-    A row that has ended takes no part, unless the call pads nothing and needs it to be as `longest`
-    as the others."""
+    A row that has ended takes no part, unless the call does not pad and the row is still shorter
+    than `longest`."""
     takes_part = [not row.finished or len(row) < longest for row in rows]
     length = max(len(row.seen) for row in compress(rows, takes_part))
     step = Step(len(rows), sum(takes_part), length)
@@ -305,7 +306,7 @@ class DraftLimits:
             elif self._is_dynamic:
                 deepest = min(deepest, 0)
         refused = self.refused is not None
-        if refused and not self._is_probed:
+        if refused and (self.refused is CHANGED or not self._is_probed):
             return 0
         ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
         return min(deepest, ahead[0] - length) if ahead else deepest

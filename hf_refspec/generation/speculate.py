@@ -86,7 +86,7 @@ def speculate(  # noqa: D417
             the model between calls, and `SiblingCopy()` for rows of one prompt. With
             `verification="reproducible"`, `None` drafts nothing.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
-            in one forward pass (of each row), 0 for plain decoding, 1,024 at most: from there on a
+            in one forward pass (of each row), 0 for plain decoding, 1,024 at most: with more a
             pass takes time in proportion to its tokens on any device. `"auto"`, or `None`, verifies
             the nodes that pay for themselves, see [`~generation.budget.AutoBudget`]; a
             `CandidateGenerator` sets its own length.
@@ -233,6 +233,8 @@ def _decode(
         stats.explain(verifier.kind.name, reason.text)
         if reason.kind == "probe":
             _log_plain(request, reason)
+    elif loop.limits.refused is not None:
+        stats.explain(verifier.kind.name, loop.limits.refused.text)
     if not returns_dict:
         return ids
     return decoder_output(ids, verifier.entries.cache, rows[0].scores, rows[0].logits)

@@ -32,6 +32,8 @@ def test_str_is_one_readable_line():
     )
     stats.probe_passes = 10
     assert str(stats).endswith("25 % drafting; 10 passes probed the model")
+    stats.reason = "the model was changed"
+    assert str(stats).endswith("10 passes probed the model; drafts ended: the model was changed")
     assert repr(stats) == f"DraftStats({stats})"
 
 

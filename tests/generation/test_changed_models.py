@@ -156,7 +156,14 @@ def test_a_member_of_a_call_that_changes_the_model_ends_its_drafts(member, chang
     plain = changed.generate(
         input_ids=PROMPT, **GREEDY, **{member: MEMBERS[member](change, changed)}
     )
-    drafter = Prophet(plain, 1.0)
+    asked: list[int] = []  # the new tokens that were known at each draft
+
+    class Asked(Prophet):
+        def draft(self, budget, call):
+            asked.append(len(self.observed))
+            return super().draft(budget, call)
+
+    drafter = Asked(plain, 1.0)
     drafting = {"candidate_generator": drafter, "max_draft_tokens": 8, "verification": verification}
     given = {member: MEMBERS[member](change, model)}
     assert (
@@ -164,6 +171,7 @@ def test_a_member_of_a_call_that_changes_the_model_ends_its_drafts(member, chang
     )
     assert 0 < drafter.stats.accepted < 6
     assert "changed the model in the middle of the call" in drafter.stats.reason
+    assert max(asked) < 6  # no draft is asked for afterwards
 
 
 @pytest.mark.parametrize("drafter", [0.9, "auto", rs.TokenRecycling()])

@@ -275,3 +275,4 @@ def test_drafts_end_where_passes_differ_only_past_a_boundary(mistral):
     drafter = placed(mistral, 5, accuracy=1.0, plain=plain)
     assert len(drafter.accepted_at) > 3
     assert max(drafter.accepted_at) < WINDOW
+    assert "inexact at the length of the text" in drafter.stats.reason
