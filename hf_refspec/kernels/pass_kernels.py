@@ -93,9 +93,11 @@ Int8Weight: TypeAlias = tuple[Tensor, Tensor]  # int8 (outer, inner), and a scal
 # (int8 activations, groups within a row) is left alone.
 def _of_torchao(weight: Any) -> Int8Weight | None:
     # Not every release has all of these.
-    further = ("act_quant_kwargs", "act_pre_scale", "zero_point")
+    further = ("act_quant_kwargs", "act_pre_scale")
     computes_more = any(getattr(weight, name, None) is not None for name in further)
-    return None if computes_more else (weight.qdata, weight.scale)
+    zero_point = getattr(weight, "zero_point", None)  # all zeros where the range is symmetric
+    is_shifted = zero_point is not None and bool(zero_point.any())
+    return None if computes_more or is_shifted else (weight.qdata, weight.scale)
 
 
 def _of_quanto(weight: Any) -> Int8Weight | None:

@@ -21,6 +21,7 @@ class Int8Tensor(torch.Tensor):
 
     act_quant_kwargs = None
     act_pre_scale = None
+    zero_point = None
 
     def __new__(cls, qdata, scale):
         weight = torch.empty(qdata.shape, dtype=scale.dtype).as_subclass(cls)
@@ -45,6 +46,17 @@ def stand_in(layer):
     return layer
 
 
+def with_zero_point(layer, value=0):
+    """As torchao's of 0.18 has: zeros where the range is symmetric."""
+    weight = stand_in(layer).weight
+    weight.zero_point = torch.full_like(weight.scale, value, dtype=torch.int8)
+    return layer
+
+
+def shifted(layer):
+    return with_zero_point(layer, value=3)
+
+
 def by_torchao(layer, name="Int8WeightOnlyConfig", **options):
     reason = "torchao is not installed"
     quantization = pytest.importorskip("torchao.quantization", reason=reason)
@@ -66,7 +78,7 @@ def layer_and_tokens(quantise, tokens=4, bias=True):
     return layer, torch.randn(1, tokens, 64)
 
 
-@pytest.mark.parametrize("quantise", [stand_in, by_torchao, by_quanto])
+@pytest.mark.parametrize("quantise", [stand_in, with_zero_point, by_torchao, by_quanto])
 @pytest.mark.parametrize("tokens", [1, 2, 7, 32])
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_to_32_tokens_are_sent_and_differ_by_rounding_alone(quantise, tokens, bias):
@@ -96,7 +108,7 @@ def in_bfloat16(layer):
     return stand_in(layer.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("quantise", [dynamic, scaled_by_group, in_bfloat16])
+@pytest.mark.parametrize("quantise", [dynamic, scaled_by_group, in_bfloat16, shifted])
 def test_what_a_library_computes_otherwise_is_left_to_it(quantise):
     if quantise in (dynamic, scaled_by_group):
         pytest.importorskip("torchao.quantization", reason="torchao is not installed")
