@@ -25,6 +25,7 @@ from hf_refspec.drafting.contract import Observation, States
 from hf_refspec.drafting.hidden_state_drafts import HiddenStateDrafts
 from hf_refspec.transformers_names import CACHE_NAME, hidden_state_generator
 from tests.helpers.architectures import Architecture, small
+from tests.helpers.byte_model import byte_tokenizer
 from tests.helpers.calls import (
     GREEDY,
     PROMPT,
@@ -274,6 +275,22 @@ def test_layers_of_no_type_take_more_passes_than_alone(models_by_type, tmp_path,
         model.generate(PROMPT, **MANY)
     by_chains = Architecture(model.config.get_text_config().model_type).verification == "chain"
     assert (second if by_chains else max(first, second)) <= len(own)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.5}])
+def test_stop_strings_end_a_text_inside_of_a_heads_chain(with_layers, assisted, sampling):
+    tokenizer = byte_tokenizer(map(chr, range(33, 127)))  # a character for each id but three
+    for model, reading in ((with_layers, {"use_mtp": True}), assisted):
+        options = {**GREEDY, **sampling, "tokenizer": tokenizer}
+        torch.manual_seed(0)
+        whole = model.generate(PROMPT, **options)
+        stop = tokenizer.decode(whole[0, PROMPT.shape[1] + 8 : PROMPT.shape[1] + 10])
+        outputs = []
+        for drafting in ({}, {"candidate_generator": "auto", "max_draft_tokens": 12, **reading}):
+            torch.manual_seed(0)
+            outputs.append(model.generate(PROMPT, stop_strings=[stop], **options, **drafting))
+        assert outputs[0].tolist() == outputs[1].tolist()
+        assert outputs[0].shape[1] < whole.shape[1]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.5}])
