@@ -212,8 +212,8 @@ def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
 def blend_of_model(
     drafter: Drafter, model: nn.Module, key: Hashable, new_source: Callable[[], Drafter]
 ) -> Blend:
-    """The blend of a drafter with a source of a model. The drafter keeps it for later calls, since
-    a blend learns when its sources pay: for each model that of the last key."""
+    """The blend of a drafter with a source of a model. The drafter keeps one for each model, until
+    the `key` changes: a blend learns when its sources pay."""
     blends = vars(drafter).setdefault("_blends", WeakKeyDictionary())
     kept = blends.get(model)
     if kept is None or kept[0] != key:

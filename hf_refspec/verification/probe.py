@@ -1,7 +1,7 @@
 """Which verifier a call gets: the best one that a probe has found exact with the model itself.
 
-There is no list of model names: the probe verifies tiny drafts, and compares the logits with plain
-decoding's of the same tokens. A call that has begun with plain steps verifies these once more, as a
+There is no list of model names: the probe verifies tiny drafts, and compares their logits with what
+plain decoding computes. A call that has begun with plain steps verifies these once more, as a
 draft; other calls have a text made up for them. The finding is kept with the model for as long as
 nothing that can change its logits has changed, see `model_memo.py`.
 

@@ -18,7 +18,7 @@ from ...drafting.tree import DraftTree
 
 PART_OF_CHARACTER = "\ufffd"
 
-# The bytes that the characters of byte-level tokenizers stand for.
+# The byte of each character in the vocabularies of byte-level tokenizers.
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
