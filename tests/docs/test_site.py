@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 IDS = torch.tensor([[5, 6, 7]])
 
 
+@pytest.mark.nightly
 def test_the_documentation_builds_without_a_warning(tmp_path):
     # mkdocs-material has a notice about mkdocs itself.
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

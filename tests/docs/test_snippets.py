@@ -1,4 +1,5 @@
-"""Every snippet of README.md and of the documentation runs and prints what stands below it.
+"""Every snippet of README.md and of the documentation runs and prints what stands below it: those
+of the documentation in `scripts/test --nightly`.
 
     HF_REFSPEC_WRITE_OUTPUTS=1 pytest tests/docs/test_snippets.py
 
@@ -17,7 +18,8 @@ from hf_refspec import default_model
 from tests.helpers.snippets import Snippet, commands, parse, run, server, snippets, with_outputs
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 WRITES = bool(os.environ.get("HF_REFSPEC_WRITE_OUTPUTS"))
 
 
@@ -25,12 +27,15 @@ def snippets_of(page: Path, *kinds: str) -> list[Snippet]:
     return [each for each in snippets(page.read_text(encoding="utf-8")) if each.kind in kinds]
 
 
-def with_snippets(kind: str) -> list:
-    pages = [page for page in PAGES if snippets_of(page, kind)]
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+def with_snippets(kind: str, *marks: pytest.MarkDecorator) -> list:
+    """The pages with snippets of a kind; all but README.md have these marks."""
+    pages = {page: () if page == README else marks for page in PAGES if snippets_of(page, kind)}
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=own) for page, own in pages.items()
+    ]
 
 
-@pytest.mark.parametrize("page", with_snippets("python"))
+@pytest.mark.parametrize("page", with_snippets("python", pytest.mark.nightly))
 def test_the_snippets_of_a_page_run_and_print_what_it_says(
     page, as_in_the_documentation, monkeypatch
 ):

@@ -1,4 +1,5 @@
-"""The examples run with the default model, and what trains with a tiny one."""
+"""The examples run with the default model, and what trains with a tiny one; all but the first
+in `scripts/test --nightly`."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tests.helpers.snippets import masked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
-    "rag.py": "the same: True",
     "edit.py": "def compute(items, tax):",
+    "rag.py": "the same: True",
     "chat_session.py": "> Name the primary colours, please.",
     "datastore.py": "the compact form is there as well",
     "pipeline_attach.py": "tokens in",
@@ -31,7 +32,12 @@ def test_each_example_is_tested():
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(PRINTED)
 
 
-@pytest.mark.parametrize("name", PRINTED)
+FIRST, *OTHERS = PRINTED
+
+
+@pytest.mark.parametrize(
+    "name", [FIRST, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
+)
 def test_an_example_runs(name, model_folder, tmp_path, monkeypatch, capsys):
     if name == "langchain_retriever.py":
         pytest.importorskip("langchain_core")
@@ -48,6 +54,7 @@ def printed(notebook: nbformat.NotebookNode) -> list[str]:
     return [output.text for output in outputs if output.get("name") == "stdout"]
 
 
+@pytest.mark.nightly
 def test_the_notebook_prints_what_it_shows(tmp_path, monkeypatch):
     """HF_REFSPEC_WRITE_OUTPUTS=1 writes what it prints into it."""
     path = EXAMPLES / "quick_tour.ipynb"

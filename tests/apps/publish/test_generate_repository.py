@@ -8,6 +8,7 @@ import subprocess
 import sys
 from textwrap import dedent
 
+import pytest
 import transformers.dynamic_module_utils
 
 import hf_refspec as rs
@@ -89,6 +90,7 @@ def test_references_and_a_datastore_leave_the_ids_plain(
         assert byte_llama.generate(**call, **given).equal(plain)
 
 
+@pytest.mark.nightly
 def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids(
     model_folder, tmp_path, hub, monkeypatch, capsys
 ):

@@ -36,6 +36,7 @@ def small(tmp_path, monkeypatch, wheel) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_the_commands_write_the_cards(small):
     readme = (CARDS / "README.md").read_text(encoding="utf-8")
     commands, script = re.findall(r"```(?:python|bash)\n(.*?)```", readme, re.DOTALL)

@@ -86,6 +86,7 @@ def test_an_installation_knows_its_wheel_and_one_of_an_index_its_release(wheel, 
             assert found == expected
 
 
+@pytest.mark.nightly
 def test_the_written_folder_holds_this_package_and_serves_the_page(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # no download: setuptools is here
     folder, installed = tmp_path / "page", tmp_path / "installed"
