@@ -61,12 +61,14 @@ def prophet(given: dict[str, torch.Tensor], plain: torch.Tensor, accuracy: float
     return Prophets(on_host, plain.cpu(), accuracy)
 
 
-def assert_same(model, given, drafter=None, nodes: int = 12, **options) -> rs.DraftStats:
+def assert_same(
+    model, given, drafter=None, nodes: int = 12, verification: str = "auto", **options
+) -> rs.DraftStats:
     """Asserts that a drafter changes no id; returns its stats."""
     plain = generate(model, given, **options)
     drafter = prophet(given, plain) if drafter is None else drafter
     drafting = {"candidate_generator": drafter, "max_draft_tokens": nodes}
-    drafted = generate(model, given, **options, **drafting)
+    drafted = generate(model, given, **options, **drafting, verification=verification)
     assert drafted.device == plain.device and drafted.device.type == DEVICE
     assert drafted.tolist() == plain.tolist()
     return drafter.stats
@@ -116,6 +118,7 @@ def test_the_usual_drafters(byte_model, tokenizer, rows, nodes):
 def test_a_draft_model(llama, do_sample):
     options = {"do_sample": do_sample, "top_k": 0}
     assert assert_same(llama, inputs(), rs.DraftModel(llama), **options).mat > 2
+    assert assert_same(llama, inputs(), rs.DraftModel(llama), 4, "chain", **options).mat > 3
     other = copy.deepcopy(llama)
     with torch.no_grad():
         other.lm_head.weight += 0.02 * torch.randn_like(other.lm_head.weight)

@@ -12,9 +12,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from accelerate import dispatch_model
 
-from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.vector_index import (
     FaissFlatIndex,
@@ -22,7 +20,7 @@ from hf_refspec.retrieval.vector_index import (
     finds_gpus,
     squared_lengths,
 )
-from tests.helpers.architectures import ARCHITECTURES, small
+from tests.helpers.architectures import ARCHITECTURES
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
 from tests.helpers.calls import compiled_anywhere
 from tests.helpers.devices import DEVICE, needs_device
@@ -89,17 +87,6 @@ def test_most_texts_are_equal_in_bfloat16(on_device):
     assert equal >= (1 - MOST_DIFFERENT) * total
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-def test_a_model_that_lies_on_the_gpu_and_the_cpu():
-    plain = generate(small("llama").to(DEVICE))
-    on_the_gpu = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "lm_head")
-    on_the_cpu = ("model.layers.1", "model.norm")
-    device_map = dict.fromkeys(on_the_gpu, 0) | dict.fromkeys(on_the_cpu, "cpu")
-    model = dispatch_model(small("llama"), device_map, main_device=0, force_hooks=True)
-    for drafter in drafters(plain):
-        assert torch.equal(generate(model, candidate_generator=drafter), plain)
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_prompt_ids_may_stay_on_the_cpu(do_sample, on_device):
     model, options = on_device("llama"), {"max_new_tokens": 40, "do_sample": do_sample}
@@ -109,17 +96,6 @@ def test_prompt_ids_may_stay_on_the_cpu(do_sample, on_device):
     drafted = model.generate(PROMPT, candidate_generator=Prophet(plain.cpu(), 0.9), **options)
     assert drafted.device == plain.device
     assert torch.equal(drafted, plain)
-
-
-def test_an_assistant_foresees_what_a_seed_draws(on_device):
-    drafter = DraftModel(model := on_device("llama"))
-    drafting = {"candidate_generator": drafter, "max_draft_tokens": 4, "verification": "chain"}
-    texts = []
-    for options in ({}, drafting):
-        torch.manual_seed(0)
-        texts.append(generate(model, do_sample=True, top_k=0, **options))
-    assert torch.equal(*texts)
-    assert drafter.stats.mat > 3
 
 
 @pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")
