@@ -84,9 +84,31 @@ class RunningServer:
         return self.metrics().get(f'requests_total{{outcome="{outcome}"}}', 0)
 
 
-def streamed(chunks) -> str:
-    """The text of a streamed chat."""
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+class Reply:
+    """An answer as its client reads it, whole or joined from the chunks of a stream.
+
+    Attributes:
+        texts: The text of each choice.
+        tokens: Each token with its probabilities, where they were asked for.
+        finish_reason: That of the choice that ended last.
+    """
+
+    def __init__(self, answer: Any):
+        self.chunks = [answer] if hasattr(answer, "choices") else list(answer)
+        choices = [choice for chunk in self.chunks for choice in chunk.choices]
+        self.texts = [""] * (1 + max(choice.index for choice in choices))
+        for choice in choices:
+            part = getattr(choice, "delta", None) or getattr(choice, "message", None)
+            self.texts[choice.index] += (part.content if part else choice.text) or ""
+        parts = [choice.logprobs for choice in choices if choice.logprobs]
+        self.tokens = [token for part in parts for token in getattr(part, "content", None) or []]
+        self.finish_reason = choices[-1].finish_reason
+
+    @property
+    def text(self) -> str:
+        """The text of an answer that has one."""
+        [text] = self.texts
+        return text
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

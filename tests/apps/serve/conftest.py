@@ -45,6 +45,12 @@ def changed():
     return copied
 
 
+@pytest.fixture(params=[False, True], ids=["whole", "streamed"])
+def stream(request) -> bool:
+    """How the client asks for its answer."""
+    return request.param
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:

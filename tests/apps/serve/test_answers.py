@@ -23,7 +23,7 @@ from hf_refspec.apps.serve.served_row import StopStrings
 from hf_refspec.apps.shared.loading import layers_of
 from hf_refspec.apps.shared.streams import PART_OF_CHARACTER
 from tests.helpers.heads import with_mtp
-from tests.helpers.running_server import NAME, RunningServer, serving, streamed
+from tests.helpers.running_server import NAME, Reply, RunningServer, serving
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
 
@@ -33,7 +33,7 @@ def test_a_chats_answer_is_the_text_of_plain_generate(server, plain, message):
     answer = server.chat(message)
     expected = plain(message)
     assert answer.choices[0].message.content == expected
-    assert streamed(server.chat(message, stream=True)) == expected
+    assert Reply(server.chat(message, stream=True)).text == expected
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 32
     assert answer.usage.prompt_tokens == len(f"user: {message}\nassistant: ".encode())
@@ -48,9 +48,8 @@ def test_a_completion_goes_on_from_a_text_or_its_ids(server, plain, tokenizer, p
     options = {"model": NAME, "prompt": prompt, "temperature": 0, "max_tokens": 32}
     answer = create(**options)
     assert answer.choices[0].text == plain(prompt="the cat")
-    chunks = list(create(**options, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == plain(prompt="the cat")
-    assert chunks[-1].choices[0].finish_reason == "length"
+    reply = Reply(create(**options, stream=True))
+    assert (reply.text, reply.finish_reason) == (plain(prompt="the cat"), "length")
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -65,10 +64,7 @@ def test_several_prompts_are_answered_in_their_order(server, plain, tokenizer, a
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.usage.prompt_tokens == sum(map(len, tokenizer(texts)["input_ids"]))
     assert answer.usage.completion_tokens == 48
-    streamed_texts = [""] * 4
-    for chunk in create(**options, stream=True):
-        streamed_texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert streamed_texts == expected
+    assert Reply(create(**options, stream=True)).texts == expected
 
 
 def test_a_message_may_come_in_parts_and_from_any_role_that_the_template_has(server):
@@ -98,20 +94,15 @@ def drafting(speller, tokenizer) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_prediction_changes_the_usage_and_nothing_else(drafting, plain, stream):
     expected = plain("one", max_new_tokens=60)
-    options = {"max_tokens": 60, "stream": stream, **prediction(expected + " and more")}
-    if stream:
-        chunks = list(drafting.chat("one", **options, stream_options={"include_usage": True}))
-        assert streamed(chunks) == expected
-        assert chunks[-1].choices == [] and all(chunk.usage is None for chunk in chunks[:-1])
-        usage = chunks[-1].usage
-    else:
-        answer = drafting.chat("one", **options)
-        assert answer.choices[0].message.content == expected
-        usage = answer.usage
-    details = usage.completion_tokens_details
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    options |= {"max_tokens": 60, "stream": stream, **prediction(expected + " and more")}
+    reply = Reply(drafting.chat("one", **options))
+    assert reply.text == expected
+    *others, last = reply.chunks
+    assert not (stream and last.choices) and all(chunk.usage is None for chunk in others)
+    details = last.usage.completion_tokens_details
     assert 30 < details.accepted_prediction_tokens < 60
     predicted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
     assert predicted == len((expected + " and more").encode())
@@ -159,17 +150,13 @@ def test_an_annotation_has_no_character_that_began_before_its_tokens(byte_llama,
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_text_ends_before_its_first_stop_string(server, plain, count):
+def test_a_text_ends_before_its_first_stop_string(server, plain, count, stream):
     whole = plain("one", max_new_tokens=64)
     stops = [whole[40:44], whole[20:23], "\n\n\n\n", "~~~"][:count]
     first = min(whole.find(each) for each in stops if each in whole)
     stops = stops if count > 1 else stops[0]
-    answer = server.chat("one", max_tokens=64, stop=stops)
-    assert answer.choices[0].message.content == whole[:first]
-    assert answer.choices[0].finish_reason == "stop"
-    chunks = list(server.chat("one", max_tokens=64, stop=stops, stream=True))
-    assert streamed(chunks) == whole[:first]
-    assert chunks[-1].choices[0].finish_reason == "stop"
+    reply = Reply(server.chat("one", max_tokens=64, stop=stops, stream=stream))
+    assert (reply.text, reply.finish_reason) == (whole[:first], "stop")
 
 
 def test_what_is_sampled_is_plain_generates_with_the_same_seed(server, plain):
@@ -219,12 +206,10 @@ def test_models_and_health(server):
     assert health == {"status": "ok", "running": 0, "waiting": 0}
 
 
-@pytest.mark.parametrize("stream", [False, True])
 def test_what_became_of_drafts_is_told_as_vllm_does(drafting, stream):
     """The identities are those that AIPerf demands."""
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    answer = drafting.chat("one", max_tokens=60, **options)
-    *others, last = answer if stream else [answer]
+    *others, last = Reply(drafting.chat("one", max_tokens=60, **options)).chunks
     assert not any(hasattr(chunk, "metrics") for chunk in others)
     told = last.metrics["speculative_decoding"]
     steps, histogram = told["num_spec_steps"], told["acceptance_histogram"]
@@ -334,39 +319,24 @@ def test_processors_give_plain_generates_texts(server, plain, name, sampling):
     assert answer.choices[0].message.content == expected != plain("one", seed=5, **own)
 
 
-@pytest.mark.parametrize("stream", [False, True])
 def test_n_rows_are_plain_generates_with_the_seeds_that_follow(speller, tokenizer, plain, stream):
     sampling = {"temperature": 0.9}
     expected = [plain("one", seed=seed, do_sample=True, **sampling) for seed in (7, 8, 9)]
     with serving(speller, tokenizer, max_rows=2) as server:
-        answer = server.chat("one", n=3, seed=7, stream=stream, **sampling)
-        if not stream:
-            assert [each.message.content for each in answer.choices] == expected
-            assert answer.usage.completion_tokens == 3 * 32
-            return
-        texts = ["", "", ""]
-        for chunk in answer:
-            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        assert texts == expected
+        reply = Reply(server.chat("one", n=3, seed=7, stream=stream, **sampling))
+    assert reply.texts == expected
+    assert stream or reply.chunks[0].usage.completion_tokens == 3 * 32
 
 
-@pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_the_models_own_of_each_token(server, speller, tokenizer, stream):
     options = {"logprobs": True, "top_logprobs": 3, "max_tokens": 12, "logit_bias": {"70": 1}}
-    answer = server.chat("one", stream=stream, **options)
-    if stream:
-        chunks = [chunk.choices[0] for chunk in answer]
-        text = "".join(chunk.delta.content or "" for chunk in chunks)
-        found = [each for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content]
-    else:
-        text = answer.choices[0].message.content
-        found = answer.choices[0].logprobs.content
-    assert "".join(each.token for each in found) == text and len(found) == 12
-    ids = tokenizer(f"user: one\nassistant: {text}", return_tensors="pt")["input_ids"]
+    reply = Reply(server.chat("one", stream=stream, **options))
+    assert "".join(each.token for each in reply.tokens) == reply.text and len(reply.tokens) == 12
+    ids = tokenizer(f"user: one\nassistant: {reply.text}", return_tensors="pt")["input_ids"]
     logits = speller(ids).logits[0].detach()
     logits[:, speller.generation_config.suppress_tokens] = -torch.inf
     expected = logits.log_softmax(-1)
-    for place, each in enumerate(found, start=PROMPT):
+    for place, each in enumerate(reply.tokens, start=PROMPT):
         assert each.logprob == pytest.approx(float(expected[place - 1, ids[0, place]]), abs=1e-4)
         top = expected[place - 1].topk(3).values.tolist()
         assert [other.logprob for other in each.top_logprobs] == pytest.approx(top, abs=1e-4)
@@ -374,22 +344,17 @@ def test_logprobs_are_the_models_own_of_each_token(server, speller, tokenizer, s
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("stream", [False, True])
 def test_bytes_of_logprobs_join_to_the_text_also_of_parts_of_characters(
     byte_llama, tokenizer, stream, seed
 ):
     """The model writes any byte."""
     with serving(byte_llama, tokenizer) as server:
         options = {"logprobs": True, "top_logprobs": 2, "max_tokens": 40, "seed": seed}
-        answer = server.chat("größer 🙂", stream=stream, temperature=1.5, **options)
-        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
-    parts = [choice.delta if stream else choice.message for choice in choices]
-    text = "".join(part.content or "" for part in parts)
-    tokens = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
-    assert PART_OF_CHARACTER in text  # which stands for bytes that are no character
-    read = b"".join(bytes(one.bytes) for one in tokens)
-    assert read.decode(errors="replace") == text
-    tokens += [other for one in tokens for other in one.top_logprobs]
+        reply = Reply(server.chat("größer 🙂", stream=stream, temperature=1.5, **options))
+    assert PART_OF_CHARACTER in reply.text  # which stands for bytes that are no character
+    read = b"".join(bytes(one.bytes) for one in reply.tokens)
+    assert read.decode(errors="replace") == reply.text
+    tokens = reply.tokens + [other for one in reply.tokens for other in one.top_logprobs]
     special = tokenizer.all_special_tokens
     assert all(len(one.bytes) == (one.token not in special) for one in tokens)
 

@@ -12,7 +12,7 @@ import pytest
 
 from hf_refspec.apps.serve import served_row
 from tests.helpers.passes import passes_of
-from tests.helpers.running_server import NAME, Slow, serving, streamed, wait_until
+from tests.helpers.running_server import NAME, Reply, Slow, serving, wait_until
 
 LONG = {"max_tokens": 900}
 
@@ -149,7 +149,7 @@ def test_clients_that_come_and_go_are_answered_as_if_alone(
             return server.chat(message, **options).choices[0].message.content
         chunks = server.chat(message, stream=True, **options)
         if number % 5:
-            return streamed(chunks)
+            return Reply(chunks).text
         next(iter(chunks))
         chunks.close()
         return None

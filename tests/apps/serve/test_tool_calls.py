@@ -145,7 +145,6 @@ def message(answer, stream: bool):
     return choice.message.content, [call.function for call in calls], choice.finish_reason
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_demanded_call_of_a_model_whose_tags_are_added_tokens(tagged, choice, stream):
     pytest.importorskip("llguidance")
@@ -156,7 +155,6 @@ def test_a_demanded_call_of_a_model_whose_tags_are_added_tokens(tagged, choice, 
     assert json.loads(function.arguments)["at"] in PLACE["properties"]["at"]["enum"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_max_tokens_cuts_off_keeps_its_tag(tagged, stream):
     pytest.importorskip("llguidance")
     options = {"tools": [PLACES], "tool_choice": "required", "max_tokens": 6}
