@@ -18,9 +18,9 @@ from retrieval import BATCHES, METHODS, OURS, as_long_as, main, retrievers
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
-from tests.helpers.encoders import load_letters
+from tests.helpers.texts import bag_of_words
 
-DENSE = ["--encoder", "letters-64"]
+DENSE = ["--encoder", "words"]
 SIZES = ["--vectors", "100", "--graph", "60"]
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory, model_folder, data) -> Iterator[str]:
     path = str(tmp_path_factory.mktemp("retrieval") / "built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        patch.setattr(retrieval, "load_encoder", load_letters)
+        patch.setattr(retrieval, "load_encoder", lambda _: bag_of_words)
         patch.setattr(retrieval, "python_files", lambda: retrieval.python_stdlib()[:2])
         patch.setattr(retrieval, "FILES", 1)
         patch.setattr(retrieval, "ENTRIES", 40)
@@ -187,7 +187,7 @@ def authors_loop(model, ids, retriever, bos, new_tokens, wide=False, keeps_all=T
 def test_the_published_loop_makes_the_searches_and_the_steps_of_the_authors_loop(
     wide, model, folder, byte_llama, tokenizer
 ):
-    arguments = SimpleNamespace(folder=Path(folder), index=["flat", "bm25"], encoder="letters-64")
+    arguments = SimpleNamespace(folder=Path(folder), index=["flat", "bm25"], encoder="words")
     arguments.vectors = [200]
     arguments.passages = None
     published = METHODS["P"]

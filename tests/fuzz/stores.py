@@ -33,11 +33,10 @@ from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder
 from tests.helpers.byte_model import byte_llama, byte_tokenizer
 from tests.helpers.drafters import drafted
-from tests.helpers.encoders import letters
+from tests.helpers.texts import bag_of_words
 
 # A use gets the folder, and an empty one to write into. What it returns is compared.
 Use = Callable[[Path, Path], Any]
-ENCODER = letters(8)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
 
 
 def build_knowledge_base(path: Path) -> None:
-    KnowledgeBase.build(texts(), tokenizer(), ENCODER, path, chunk_length=16, progress=False)
+    KnowledgeBase.build(texts(), tokenizer(), bag_of_words, path, chunk_length=16, progress=False)
 
 
 def knowledge_base_uses() -> dict[str, Use]:
@@ -196,7 +195,7 @@ def knowledge_base_uses() -> dict[str, Use]:
         ]
 
     def dense(folder: Path, **options: Any) -> Any:
-        return found(DenseRetriever(opened(folder), ENCODER, **options))
+        return found(DenseRetriever(opened(folder), bag_of_words, **options))
 
     def passages(folder: Path, spare: Path) -> Any:
         base = opened(folder)

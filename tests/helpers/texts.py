@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import cache
 
 import numpy as np
 
@@ -19,8 +20,13 @@ def bag_of_words(texts: list[str]) -> np.ndarray:
     vectors = np.zeros((len(texts), DIMENSION))
     for row, text in enumerate(texts):
         for word in text.split():
-            vectors[row] += np.random.default_rng(zlib.crc32(word.encode())).normal(size=DIMENSION)
+            vectors[row] += _vector(word)
     return vectors.astype(np.float32)
+
+
+@cache
+def _vector(word: str) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(word.encode())).normal(size=DIMENSION)
 
 
 def some_texts(count: int, seed: int = 0, words: int = 6) -> list[str]:
