@@ -12,7 +12,7 @@ from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import DEPTH, IndexedText, build_suffix_array
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
 from hf_refspec.store.files import check_file, write_arrays
 from hf_refspec.store.shards import map_suffixes, map_tokens
 
@@ -22,7 +22,6 @@ SOURCE = {
     "corpus": "Python | standard library",
     "license": "Apache-2.0",
     "deduplicated": True,
-    "documents": 10,
     "hf_refspec": "0.1.0",
 }
 
@@ -48,7 +47,8 @@ def write_store(
 ) -> Datastore:
     """Writes a datastore by hand, its text cut into shards at the given places."""
     folder.mkdir()
-    config = StoreConfig(fingerprint, "org/tokenizer", vocab_size, {"corpus": "x"})
+    source = {**SOURCE, "documents": len(documents)}
+    config = StoreConfig(fingerprint, "org/tokenizer", vocab_size, source)
     text = [token for document in documents for token in [*document, config.separator]]
     shards = []
     for i, (start, end) in enumerate(zip((0, *cuts), (*cuts, len(text)), strict=True), start=1):
@@ -116,49 +116,3 @@ def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
     read = np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
     ended = np.cumsum(read == np.iinfo(tokens.dtype).max, axis=1)
     return np.where(np.roll(ended, 1, axis=1) * (np.arange(DEPTH) > 0), -1.0, read)
-
-
-def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
-    return Datastore.from_pretrained(repo, form, **options).path
-
-
-def push(folder: Path, repo: str, **options):
-    return Datastore(folder).push_to_hub(repo, **options)
-
-
-def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> StoreConfig:
-    """A datastore whose arrays mean nothing, but are what config.json says."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-
-    def some(dtype, length):
-        return rng.integers(0, 50, length).astype(dtype)
-
-    def written(name, dtype, length):
-        arrays = {name.split("-")[0]: some(dtype, length)}
-        return write_arrays(folder / f"{name}.safetensors", arrays)
-
-    entries = [
-        ShardEntry(
-            tokens=length,
-            documents=4,
-            tokens_file=written(f"tokens-{number:05}", np.uint16, length),
-            suffixes_file=written(f"suffixes-{number:05}", np.int32, length),
-        )
-        for number, length in enumerate(shards, start=1)
-    ]
-    compact = None
-    if ngrams:
-        arrays = {
-            "keys": some(np.uint16, 24),
-            "slots": some(np.uint32, 16),
-            "starts": some(np.uint32, 13),
-            "node_tokens": some(np.uint16, 30),
-            "node_parents": some(np.uint8, 30),
-            "node_probs": some(np.uint8, 30),
-        }
-        file = write_arrays(folder / f"ngrams-{ngrams}.safetensors", arrays)
-        compact = NgramsEntry(ngrams=[5, 7], nodes=30, corpus_tokens=sum(shards), file=file)
-    config = StoreConfig("f" * 32, "org/tokenizer", 32000, SOURCE, entries, compact)
-    config.write(folder)
-    return config

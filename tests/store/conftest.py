@@ -1,18 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from hf_refspec.store.datastore import Datastore
-from tests.helpers.datastores import DOCUMENTS, QUIET, make_store, write_store
-
-
-@pytest.fixture
-def store(tmp_path) -> Path:
-    """The folder of a datastore whose arrays mean nothing."""
-    make_store(tmp_path / "store")
-    return tmp_path / "store"
+from tests.helpers.datastores import DOCUMENTS, QUIET, write_store
 
 
 @pytest.fixture

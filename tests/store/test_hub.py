@@ -12,14 +12,35 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file
 from hf_refspec.store.hub import card as card_of
-from tests.helpers.datastores import SOURCE, fetch, make_store, push
+from tests.helpers.datastores import QUIET, SOURCE, some_documents, write_store
 from tests.helpers.hub_server import TOKEN, Blob, Fault, point_to
 from tests.helpers.stored import content_of
 
 REPO = "owner/store"
+
+
+def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
+    return Datastore.from_pretrained(repo, form, **options).path
+
+
+def push(folder: Path, repo: str, **options):
+    return Datastore(folder).push_to_hub(repo, **options)
+
+
+@pytest.fixture
+def store(both) -> Path:
+    """The folder of a datastore that has both forms."""
+    return both.path
+
+
+@pytest.fixture
+def newer(tmp_path) -> Path:
+    """The folder of a datastore with other files."""
+    return write_store(tmp_path / "newer", some_documents(seed=1)).compact(**QUIET).path
 
 
 @pytest.fixture
@@ -67,16 +88,16 @@ def test_only_the_store_and_the_card_are_pushed(hub, store):
     assert set(files_there) == {".gitattributes", CONFIG, "README.md", *names}
 
 
-def test_a_new_version_removes_the_old_ones_files(store, pushed):
+def test_a_new_version_removes_the_old_ones_files(store, pushed, tmp_path):
     own = {"notes.txt": b"keep", "tokens-list.safetensors": b"keep", "a/tokens-00001.bin": b"keep"}
     blobs = pushed.commits[pushed.branches["main"]]
     pushed.commit("main", {**blobs, **{name: Blob(data, False) for name, data in own.items()}})
     old = fetch(REPO)
     commits = len(pushed.commits)
-    config = make_store(store, shards=(), ngrams="abcdefabcdef")
-    push(store, REPO, token=TOKEN, commit_message="Only the compact form")
+    compact = Datastore(store).compact(tmp_path / "compact", max_ngram=1, progress=False)
+    compact.push_to_hub(REPO, token=TOKEN, commit_message="Only the compact form")
     assert len(pushed.commits) == commits + 1
-    named = {file.name for file in config.files()}
+    named = {file.name for file in compact.config.files()}
     assert set(pushed.files()) == {".gitattributes", CONFIG, "README.md", *own, *named}
     new = fetch(REPO)
     assert new != old
@@ -101,11 +122,9 @@ def test_a_name_without_an_owner_is_the_users_own(hub, store):
     assert REPO in hub.repos["owner/store"].files()["README.md"].decode()
 
 
-def test_revisions_and_pull_requests(hub, store, tmp_path, pushed):
-    older = tmp_path / "older"
-    make_store(older, seed=1)
-    info = push(older, REPO, token=TOKEN, revision="older/v1")
-    for revision, folder in [("older/v1", older), (info.oid, older), (None, store)]:
+def test_revisions_and_pull_requests(hub, store, newer, pushed):
+    info = push(newer, REPO, token=TOKEN, revision="newer/v2")
+    for revision, folder in [("newer/v2", newer), (info.oid, newer), (None, store)]:
         fetched = fetch(REPO, revision=revision) / CONFIG
         assert fetched.read_bytes() == (folder / CONFIG).read_bytes()
     with pytest.raises(OSError, match=r"'owner/store' at revision 'v9' was not .*: .*Revision"):
@@ -119,23 +138,21 @@ def test_revisions_and_pull_requests(hub, store, tmp_path, pushed):
 def test_compact_form_alone_is_downloaded(hub, store, pushed):
     hub.requests.clear()
     compact = fetch(REPO, form="compact")
-    ngrams = "ngrams-0123456789ab.safetensors"
+    ngrams = StoreConfig.read(store).ngrams.file.name
     assert set(content_of(compact)) == {CONFIG, "README.md", ngrams}
     asked = {request.split("/")[-1] for request in hub.asked_for("HEAD")}
     assert asked == {CONFIG, "README.md", ngrams}
     hub.requests.clear()
     assert fetch(REPO, form="full") == compact
-    assert len(hub.asked_for("GET", "/storage/")) == 2  # only what was missing
+    assert len(hub.asked_for("GET", "/storage/")) == 4  # only what was missing
     assert set(content_of(compact)) == {*content_of(store), "README.md"}
 
 
-def test_a_form_that_is_not_there(hub, store, tmp_path):
-    make_store(store, ngrams=None)
-    push(store, REPO, token=TOKEN)
+def test_a_form_that_is_not_there(hub, full, compact):
+    push(full.path, REPO, token=TOKEN)
     with pytest.raises(DatastoreError, match=r"owner/store.*no compact form"):
         fetch(REPO, form="compact")
-    make_store(tmp_path / "compact", shards=())
-    push(tmp_path / "compact", "owner/compact", token=TOKEN)
+    push(compact.path, "owner/compact", token=TOKEN)
     assert fetch("owner/compact").is_dir()
     with pytest.raises(DatastoreError, match=r"owner/compact.*only the compact form"):
         fetch("owner/compact", form="full")
@@ -143,14 +160,13 @@ def test_a_form_that_is_not_there(hub, store, tmp_path):
         fetch(REPO, form="small")
 
 
-def test_one_version_even_if_another_is_pushed_meanwhile(store, monkeypatch, pushed):
+def test_one_version_even_if_another_is_pushed_meanwhile(store, newer, monkeypatch, pushed):
     before = (store / CONFIG).read_bytes()
     read = StoreConfig.read
 
     def pushed_meanwhile(folder):
         monkeypatch.setattr(StoreConfig, "read", read)
-        make_store(store, shards=(), ngrams="abcdefabcdef")
-        push(store, REPO, token=TOKEN)
+        push(newer, REPO, token=TOKEN)
         return read(folder)
 
     monkeypatch.setattr(StoreConfig, "read", pushed_meanwhile)
@@ -212,12 +228,8 @@ def test_hub_out_of_reach(store, monkeypatch, no_waiting, pushed):
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/storage/"), ("POST", "/commit/")])
-def test_a_failed_push_leaves_the_old_version(
-    hub, store, tmp_path, no_waiting, method, path, pushed
-):
+def test_a_failed_push_leaves_the_old_version(hub, store, newer, no_waiting, method, path, pushed):
     before = pushed.files()
-    newer = tmp_path / "newer"
-    make_store(newer, shards=(80, 70), ngrams="abcdefabcdef", seed=1)
     hub.faults.append(Fault(method, path, after=100))
     with pytest.raises(OSError, match=r"not pushed to 'owner/store'.*push again"):
         push(newer, REPO, token=TOKEN)
@@ -228,7 +240,7 @@ def test_a_failed_push_leaves_the_old_version(
     assert (fetch(REPO) / CONFIG).read_bytes() == (newer / CONFIG).read_bytes()
 
 
-def test_two_who_push_at_the_same_time(store, monkeypatch, pushed):
+def test_two_who_push_at_the_same_time(newer, monkeypatch, pushed):
     repo_info = huggingface_hub.HfApi.repo_info
 
     def other_commit(self, *args, **kwargs):
@@ -237,10 +249,9 @@ def test_two_who_push_at_the_same_time(store, monkeypatch, pushed):
         return info
 
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", other_commit)
-    make_store(store, seed=1)
     before = pushed.files()
     with pytest.raises(OSError, match=r"A commit has happened since"):
-        push(store, REPO, token=TOKEN)
+        push(newer, REPO, token=TOKEN)
     assert pushed.files() == before
 
 
@@ -279,7 +290,7 @@ def test_names_and_cards_that_the_hub_refuses(hub, store):
 
 @pytest.fixture
 def config(store) -> StoreConfig:
-    return StoreConfig.read(store)
+    return replace(StoreConfig.read(store), vocab_size=32_000)
 
 
 def metadata(card: str) -> dict:
@@ -301,13 +312,13 @@ def test_card_says_what_is_in_the_store(config):
         'rs.Datastore.from_pretrained("owner/store")',
         "| Corpus | Python \\| standard library |",
         "| Licence of the corpus | Apache-2.0 |",
-        "| Documents | 4, exact duplicates dropped |",
-        ": 96 tokens and their suffix array, in 1 shard |",
+        "| Documents | 22, exact duplicates dropped |",
+        ": 612 tokens and their suffix array, in 2 shards |",
         "| Tokenizer | `org/tokenizer`, ids below 32,000 |",
         f"| Tokenizer fingerprint | `{'f' * 32}` |",
-        "12 n-grams of up to 2 tokens, with 30 draft nodes",
+        "40 n-grams of up to 2 tokens, with 2,560 draft nodes",
         "| Built with | hf_refspec 0.1.0 |",
-        "| `suffixes-00001.safetensors` | 480B |",
+        "| `suffixes-00001.safetensors` | 1.40kB |",
     ]:
         assert text in card
     assert "$" not in card and "Not measured." in card
@@ -323,7 +334,7 @@ def test_card_of_a_store_of_which_little_is_known(config):
     assert "license" not in metadata(card)
     assert "| Licence of the corpus | not stated |" in card
     assert "has not been stated" in card
-    assert "from 100 tokens |" in card and "| Full form | none |" in card
+    assert "from 612 tokens |" in card and "| Full form | none |" in card
     assert "| Compact form | none |" in card_of(replace(config, ngrams=None), REPO)
 
 
