@@ -23,7 +23,6 @@ from hf_refspec.store.files import (
     copy_file,
     locked,
     new_folder,
-    only_writer,
     read_arrays,
     write_arrays,
     write_bytes,
@@ -280,15 +279,6 @@ def test_processes_that_build_at_one_path_do_not_disturb_each_other(tmp_path):
     for store in stores:  # each is all of one process, and of one alone
         written = {file.name: file.read_text() for file in (tmp_path / store).iterdir()}
         assert len(set(written.values())) == 1 and sorted(written) == list("01234")
-
-
-def test_one_writes_into_a_folder_at_a_time(tmp_path):
-    with only_writer(tmp_path):
-        message = f"{tmp_path} is being written by another process"
-        with pytest.raises(DatastoreError, match=message), only_writer(tmp_path):
-            raise AssertionError
-        assert os.listdir(tmp_path) == [LOCK]
-    assert not os.listdir(tmp_path)
 
 
 # Locks
