@@ -14,7 +14,7 @@ import hf_refspec as rs
 from hf_refspec import DraftTree
 from tests.helpers.architectures import CHAIN, MODEL_TYPES, PLAIN, small
 from tests.helpers.calls import GREEDY, RANDOM_PROMPT, Call
-from tests.helpers.drafters import Prophet
+from tests.helpers.drafters import Fixed, Prophet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 
@@ -81,22 +81,8 @@ def test_a_given_static_cache_of_windows_must_be_empty_to_take_drafts(begun, cap
     assert (drafter.stats.drafted == 0) == ("decodes plainly" in caplog.text) == begun
 
 
-class Wide(rs.Drafter):
-    """Drafts as many nodes as it may, and remembers how many were verified."""
-
-    def __init__(self):
-        self.verified = []
-
-    def draft(self, budget, call):
-        count = min(budget, 80)
-        return DraftTree(range(count), [-1] * count, [1 / count] * count)
-
-    def observe(self, observation):
-        self.verified.append(len(observation.verified))
-
-
 def test_a_pass_over_a_static_cache_verifies_64_nodes_at_most(llama):
-    drafter = Wide()
+    drafter = Fixed(DraftTree(range(80), [-1] * 80, [1 / 80] * 80))
     call = Call(llama, rows=1, cache_implementation="static")
     call.assert_lossless(drafter=drafter, max_draft_tokens=80)
-    assert max(drafter.verified) == 64
+    assert max(len(verified) for _, _, verified in drafter.observed) == 64

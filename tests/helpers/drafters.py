@@ -42,7 +42,8 @@ class Fixed(Drafter):
             raise ValueError("it has the id 9")
 
     def draft(self, budget, call):
-        return self.tree.truncated(budget)
+        first = np.arange(len(self.tree)) < budget
+        return self.tree if first.all() else self.tree.part(first)
 
     def observe(self, observation):
         verified = observation.verified.tokens.tolist()
@@ -50,6 +51,10 @@ class Fixed(Drafter):
 
     def end(self):
         self.calls.append(("end",))
+
+    @property
+    def observed(self) -> list[tuple]:
+        return [call for call in self.calls if call[0] == "observe"]
 
 
 class Prophet(Drafter):
