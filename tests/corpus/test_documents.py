@@ -28,12 +28,33 @@ def folder(tmp_path) -> Path:
     return tmp_path / "corpus"
 
 
-def test_texts_and_ids(read):
-    assert read(["one", "", "two"]) == ["one", "", "two"]
-    assert read([""]) == [""]
-    assert read(text for text in ("one", "two")) == ["one", "two"]
-    ids = read([[3, 258], (5,), np.array([6], np.uint32), torch.tensor([7, 8]), []])
-    assert [document.tolist() for document in ids] == [[3, 258], [5], [6], [7, 8], []]
+HI = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+ROWS = [{"text": "one", "n": 1}, {"messages": HI}, {"content": "two"}]
+READ = {
+    "texts": (["one", "", "two"], ["one", "", "two"]),
+    "no text": ([""], [""]),
+    "an iterator": ((text for text in ("one", "two")), ["one", "two"]),
+    "nothing": (iter(()), []),
+    "arrays of strings": (np.array(["one", "two"]), ["one", "two"]),
+    "arrays of objects": (np.array(["one", "two"], object), ["one", "two"]),
+    "ids": (
+        [[3, 258], (5,), np.array([6], np.uint32), torch.tensor([7, 8]), []],
+        [[3, 258], [5], [6], [7, 8], []],
+    ),
+    "an array of ids": (np.array([[3, 4], [5, 6]]), [[3, 4], [5, 6]]),
+    "rows": (ROWS, ["one", "user: hi\n", "two"]),
+    "an iterator of rows": (iter(ROWS), ["one", "user: hi\n", "two"]),
+    "rows with arrays": (
+        [{"messages": np.array(HI, object), "n": np.arange(3)}, {"text": "two"}],
+        ["user: hi\n", "two"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "documents"), READ.values(), ids=READ)
+def test_every_kind_of_source_is_read(read, source, documents):
+    found = read(source)
+    assert [each if isinstance(each, str) else each.tolist() for each in found] == documents
 
 
 SPLIT = datasets.Dataset.from_dict({"text": ["a"]})
@@ -51,6 +72,13 @@ REFUSED = [
     *(
         (text, r"is neither a file nor a folder; put .*\[text\]")
         for text in ("def f(): pass", "a\0b", "x" * 10_000, "")
+    ),
+    ([{"text": "one"}, {"id": 5}], r"document 1: which column .* \['id'\]"),
+    (np.array([["one"]]), "document 0 must be a text"),
+    ({"text": ["one", "two"]}, "text must be a text or one list of ids"),
+    *(
+        ({"a": "one", name: "two"}, "of a document has a control character")
+        for name in ("a\nb", "\t", "\x7f")
     ),
 ]
 
@@ -143,7 +171,7 @@ def test_links_out_of_a_folder_or_to_hidden_files_are_skipped_and_counted(read, 
 
 
 TABLE = {"text": ["one", None, "two"], "n": [1, 2, 3]}
-CHATS = [[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]] * 2
+CHATS = [HI] * 2
 
 
 def pandas_frame(columns):
@@ -179,30 +207,8 @@ def test_what_is_missing_in_pandas_is_no_document(read, tmp_path):
     assert read(frame) == ["user: hi\n"] * 2
 
 
-def test_rows_of_any_iterable_are_read_by_their_columns(read):
-    rows = [{"text": "one", "n": 1}, {"messages": CHATS[0]}, {"content": "two"}]
-    assert read(rows) == read(iter(rows)) == ["one", "user: hi\n", "two"]
+def test_rows_of_any_iterable_are_read_by_a_named_column(read):
     assert read(({"a": f"{i}", "text": "x"} for i in range(2)), column="a") == ["0", "1"]
-    with pytest.raises(ValueError, match=r"document 1: which column .* \['id'\]"):
-        read([{"text": "one"}, {"id": 5}])
-    assert read(iter(())) == []
-
-
-def test_arrays_of_strings_are_texts(read):
-    assert read(np.array(["one", "two"])) == read(np.array(["one", "two"], object))
-    assert read(np.array([[3, 4], [5, 6]]))[1].tolist() == [5, 6]
-    for source, message in {
-        "2-d": (np.array([["one"]]), "document 0 must be a text"),
-        "columns": ({"text": ["one", "two"]}, "text must be a text or one list of ids"),
-    }.values():
-        with pytest.raises(ValueError, match=message):
-            read(source)
-
-
-def test_a_name_with_a_control_character_is_refused(read):
-    for name in ("a\nb", "\t", "\x7f"):
-        with pytest.raises(ValueError, match="of a document has a control character"):
-            read({"a": "one", name: "two"})
 
 
 def test_all_rows_of_a_frame_are_read_whatever_its_index(read):
@@ -211,8 +217,3 @@ def test_all_rows_of_a_frame_are_read_whatever_its_index(read):
     for index in (np.arange(2500) / 10, np.arange(2500)[::-1], [f"{i}" for i in range(2500)]):
         assert read(pandas.DataFrame({"text": texts}, index=index)) == texts
         assert read(pandas.Series(texts, index=index)) == texts
-
-
-def test_rows_may_have_arrays(read):
-    rows = [{"messages": np.array(CHATS[0], object), "n": np.arange(3)}, {"text": "two"}]
-    assert read(rows) == ["user: hi\n", "two"]
