@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 
 @contextmanager
-def passes_of(*models: PreTrainedModel) -> Iterator[list[int]]:
-    """The number of tokens of each pass that these models run until the block is left."""
-    tokens: list[int] = []
+def passes_of(
+    *models: PreTrainedModel, seen: Callable[[torch.Tensor], Any] = torch.numel
+) -> Iterator[list[Any]]:
+    """Of each pass that these models run until the block is left the number of its tokens, or what
+    `seen` returns for its ids `(rows, n)`."""
+    passes: list[Any] = []
 
     def count(model, args, kwargs):
-        tokens.append((kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel())
+        passes.append(seen(kwargs["input_ids"] if "input_ids" in kwargs else args[0]))
 
     count.only_reads = True  # so that the model is not probed anew, and its calls draft
     with ExitStack() as hooks:
         for model in models:
             hooks.callback(model.register_forward_pre_hook(count, with_kwargs=True).remove)
-        yield tokens
+        yield passes

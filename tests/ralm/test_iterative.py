@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests.helpers.bag_of_tokens import BagOfTokens
 from tests.helpers.drafters import Fixed
 from tests.helpers.iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
 from tests.helpers.pass_times import passes_take
+from tests.helpers.passes import passes_of
 from tests.helpers.walks import assert_no_search_goes_on
 
 SPECULATIONS = [
@@ -287,27 +289,12 @@ def answer(model, retriever, prompt=PROMPT, **options) -> list[int]:
     return generate(model, retriever, prompt, **options)[0].tolist()
 
 
-class ReadPassages:
-    """A context in which the passages that a model reads are listed, as tuples of their ids."""
-
-    def __init__(self, model, retriever) -> None:
-        self.passages = [(BOS, *passage.tolist()) for passage in retriever.passages]
-        self.model = model
-
-    def __enter__(self) -> list[tuple[int, ...]]:
-        read = []
-
-        def hook(module, args, kwargs):
-            ids = kwargs.get("input_ids", args[0] if args else None)
-            if (tokens := tuple(ids[0].tolist())) in self.passages:
-                read.append(tokens)
-
-        hook.only_reads = True
-        self._handle = self.model.register_forward_pre_hook(hook, with_kwargs=True)
-        return read
-
-    def __exit__(self, *error) -> None:
-        self._handle.remove()
+@contextmanager
+def passages_read(model, retriever):
+    """Returns at each call the passages that the model has read until then, as tuples of ids."""
+    known = {(BOS, *passage.tolist()) for passage in retriever.passages}
+    with passes_of(model, seen=lambda ids: tuple(ids[0].tolist())) as passes:
+        yield lambda: [ids for ids in passes if ids in known]
 
 
 # Trees, ALiBi, eager attention, windows shorter than most passages, experts, chunks, layers of the
@@ -329,15 +316,14 @@ def test_kept_passages_change_no_ids(models_by_type, fresh_retriever, model_type
 
 
 def test_a_passage_is_read_once_whatever_prompt_follows(fresh_llama, fresh_retriever):
-    with ReadPassages(fresh_llama, fresh_retriever) as read:
+    with passages_read(fresh_llama, fresh_retriever) as read:
         first = answer(fresh_llama, fresh_retriever)
-        assert read and len(read) == len(set(read))
-        count = len(read)
+        count = len(read())
         assert answer(fresh_llama, fresh_retriever) == first
         assert answer(fresh_llama, fresh_retriever, speculation="psa") == first
-        assert len(read) == len(set(read))
+        assert len(read()) == len(set(read())) >= count > 0
         answer(fresh_llama, fresh_retriever, OTHER_PROMPT, max_new_tokens=40)
-        assert len(read) == len(set(read)) > count
+        assert len(read()) == len(set(read())) > count
 
 
 def test_changed_passages_of_the_same_ids_are_read_again(fresh_llama, fresh_retriever):
@@ -392,16 +378,14 @@ def test_the_passage_used_longest_ago_makes_room(fresh_llama, fresh_retriever, m
     fresh_retriever = BagOfTokens(passages=60)
     options = {"generation_stride": 1, "query_length": 2, "max_new_tokens": 40}
     expected = answer(copy.deepcopy(fresh_llama), fresh_retriever, **options)
-    with ReadPassages(fresh_llama, fresh_retriever) as read:
+    with passages_read(fresh_llama, fresh_retriever) as read:
         assert answer(fresh_llama, fresh_retriever, **options) == expected
-        kept = PassageEntries.for_model(fresh_llama)
+        kept, first = PassageEntries.for_model(fresh_llama), read()
         assert 0 < kept.bytes <= room
-        assert len(kept) < len(set(read))
-        latest = read[-1]
-        count = len(read)
+        assert len(kept) < len(set(first))
         answer(fresh_llama, fresh_retriever, **options)
-        again = read[count:]
-    assert latest not in again[: len(kept) - 1]
+        again = read()[len(first) :]
+    assert first[-1] not in again[: len(kept) - 1]
 
 
 def test_a_passage_larger_than_the_room_is_not_kept(fresh_llama, fresh_retriever, monkeypatch):
