@@ -23,8 +23,6 @@ from hf_refspec.attachment import attachment_of
 from tests.helpers.architectures import small, tiny_config
 from tests.helpers.calls import GREEDY, PROMPT
 
-OPTIONS = GREEDY
-
 
 @pytest.fixture(autouse=True)
 def nothing_stays_attached(llama):
@@ -36,34 +34,34 @@ def nothing_stays_attached(llama):
 
 @pytest.fixture
 def plain(llama) -> torch.Tensor:
-    return llama.generate(PROMPT, **OPTIONS)
+    return llama.generate(PROMPT, **GREEDY)
 
 
 @pytest.mark.parametrize("drafter", ["auto", rs.ReferenceCopy()], ids=["auto", "a drafter"])
 def test_every_call_is_drafted_until_it_is_detached(llama, plain, drafter):
     attachment = rs.attach(llama, drafter, max_draft_tokens=8)
     for calls in (1, 2):
-        assert torch.equal(llama.generate(PROMPT, **OPTIONS), plain)
+        assert torch.equal(llama.generate(PROMPT, **GREEDY), plain)
         assert attachment.stats.tokens == calls * 24
     assert attachment.stats.drafted > 0
     rs.detach(llama)
-    llama.generate(PROMPT, **OPTIONS)
+    llama.generate(PROMPT, **GREEDY)
     assert attachment.stats.tokens == 48
 
 
 def test_after_a_with_block_the_earlier_attachment_applies_again(llama, plain):
     first = rs.attach(llama)
     with rs.attach(llama, rs.ReferenceCopy()) as second:
-        assert torch.equal(llama.generate(PROMPT, **OPTIONS), plain)
+        assert torch.equal(llama.generate(PROMPT, **GREEDY), plain)
         assert (first.stats.tokens, second.stats.tokens) == (0, 24)
-    llama.generate(PROMPT, **OPTIONS)
+    llama.generate(PROMPT, **GREEDY)
     assert (first.stats.tokens, second.stats.tokens) == (24, 24)
 
 
 def test_all_models_are_drafted_but_those_that_have_a_drafter_of_their_own(llama, byte_llama):
     with rs.attach() as everywhere, rs.attach(llama) as own:
         for model in (llama, byte_llama):
-            model.generate(PROMPT, **OPTIONS)
+            model.generate(PROMPT, **GREEDY)
     assert (everywhere.stats.tokens, own.stats.tokens) == (24, 24)
 
 
@@ -71,10 +69,10 @@ def test_a_call_that_names_a_drafter_or_none_ignores_the_attached_one(llama, pla
     drafter = rs.ReferenceCopy()
     with rs.attach(llama) as attachment:
         for given in (drafter, None):
-            ids = llama.generate(PROMPT, candidate_generator=given, **OPTIONS)
+            ids = llama.generate(PROMPT, candidate_generator=given, **GREEDY)
             assert torch.equal(ids, plain)
         assert attachment.stats.tokens == 0 and drafter.stats.tokens == 24
-        llama.generate(PROMPT, max_draft_tokens=0, **OPTIONS)
+        llama.generate(PROMPT, max_draft_tokens=0, **GREEDY)
         assert (attachment.stats.tokens, attachment.stats.drafted) == (24, 0)
 
 
@@ -84,10 +82,10 @@ def test_a_call_that_names_a_drafter_or_none_ignores_the_attached_one(llama, pla
     ids=lambda options: next(iter(options)),
 )
 def test_what_cannot_be_speculated_runs_plainly_and_is_logged_once(llama, caplog, options):
-    expected = llama.generate(PROMPT, **OPTIONS, **options)
+    expected = llama.generate(PROMPT, **GREEDY, **options)
     with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach(llama) as attachment:
         for _ in range(2):
-            assert torch.equal(llama.generate(PROMPT, **OPTIONS, **options), expected)
+            assert torch.equal(llama.generate(PROMPT, **GREEDY, **options), expected)
     [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
     assert "runs plainly, without the attached drafter" in message
     assert next(iter(options)) in message
@@ -96,9 +94,9 @@ def test_what_cannot_be_speculated_runs_plainly_and_is_logged_once(llama, caplog
 
 def test_a_verification_that_is_not_exact_is_logged_and_not_raised(models_by_type, caplog):
     model = models_by_type("bloom")
-    plain = model.generate(PROMPT, **OPTIONS)
+    plain = model.generate(PROMPT, **GREEDY)
     with rs.attach(model, verification="tree"):
-        assert model.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
+        assert model.generate(PROMPT, **GREEDY).tolist() == plain.tolist()
     assert "`verification='tree'` is not exact on BloomForCausalLM" in caplog.text
 
 
@@ -133,15 +131,15 @@ def higgs_audio(llama_config) -> PreTrainedModel:
 def test_a_model_with_a_decoding_loop_of_its_own_runs_plainly(llama, kind, caplog):
     torch.manual_seed(0)
     model = kind(llama.config)
-    expected = model.eval().generate(PROMPT, **OPTIONS)
+    expected = model.eval().generate(PROMPT, **GREEDY)
     with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach() as attachment:
         for _ in range(2):
-            assert torch.equal(model.generate(PROMPT, **OPTIONS), expected)
+            assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
     assert attachment.stats.tokens == 0
     [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
     assert "needs transformers' own decoding loop" in message
     with pytest.raises(ValueError, match="own decoding loop"):
-        model.generate(PROMPT, candidate_generator=rs.ReferenceCopy(), **OPTIONS)
+        model.generate(PROMPT, candidate_generator=rs.ReferenceCopy(), **GREEDY)
 
 
 def test_a_decoding_loop_that_another_library_has_put_in_place_is_kept(llama, plain, monkeypatch):
@@ -153,22 +151,22 @@ def test_a_decoding_loop_that_another_library_has_put_in_place_is_kept(llama, pl
         return torch.cat([ids[:, :length], ids[:, length:].flip(-1)], dim=-1)
 
     monkeypatch.setattr(GenerationMixin, "_sample", reversed_output)
-    expected = llama.generate(PROMPT, **OPTIONS)
+    expected = llama.generate(PROMPT, **GREEDY)
     assert not torch.equal(expected, plain)
     with rs.attach(llama):
-        assert torch.equal(llama.generate(PROMPT, **OPTIONS), expected)
+        assert torch.equal(llama.generate(PROMPT, **GREEDY), expected)
 
 
 def test_a_bad_argument_raises_as_without_a_drafter(llama):
     with rs.attach(llama), pytest.raises(ValueError, match="model_kwargs"):
-        llama.generate(PROMPT, no_such_option=1, **OPTIONS)
+        llama.generate(PROMPT, no_such_option=1, **GREEDY)
 
 
 def test_copies_and_saved_files_of_a_model_are_not_attached(llama, tmp_path):
     llama.save_pretrained(tmp_path / "before")
     with rs.attach(llama) as attachment:
-        llama.generate(PROMPT, **OPTIONS)
-        copy.deepcopy(llama).generate(PROMPT, **OPTIONS)
+        llama.generate(PROMPT, **GREEDY)
+        copy.deepcopy(llama).generate(PROMPT, **GREEDY)
         llama.save_pretrained(tmp_path / "after")
     assert attachment.stats.tokens == 24
     for name in ("config.json", "generation_config.json"):

@@ -8,7 +8,6 @@ import torch
 import hf_refspec as rs
 from hf_refspec.kernels import narrow_product as kernel
 from hf_refspec.model_check import TIMED_TOKENS
-from tests.helpers.architectures import small
 
 
 def test_a_model_that_verifies_trees(llama):
@@ -42,14 +41,14 @@ def test_the_table_says_whether_the_kernel_for_narrow_products_is_active(
     assert f"\nnarrow kernel  {narrow_kernel}\n" in str(found)
 
 
-def test_a_model_that_verifies_chains_alone():
-    found = rs.check(small("bloom"), context=16)
+def test_a_model_that_verifies_chains_alone(models_by_type):
+    found = rs.check(models_by_type("bloom"), context=16)
     assert (found.verification, found.rows) == ("chain", "none")
     assert "chains are" in str(found)
 
 
-def test_a_model_that_decodes_plainly_says_why():
-    found = rs.check(small("mamba"), context=16)
+def test_a_model_that_decodes_plainly_says_why(models_by_type):
+    found = rs.check(models_by_type("mamba"), context=16)
     assert found.verification == "none" and not found.relative_costs
     assert "several tokens in one pass have other logits" in found.reason
     assert str(found).endswith(f"Calls decode plainly: {found.reason}.")

@@ -185,15 +185,9 @@ def test_plain_decoding_waits_once_a_token_and_uploads_nothing(case):
 
 @pytest.mark.parametrize("kind", [PROPHET, LOOK_UP])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_host_waits_once_a_pass_and_once_more_to_sample(case, kind):
+def test_a_pass_waits_once_and_once_more_to_sample_and_uploads_its_arguments_together(case, kind):
     seen = measured(case, kind)
     assert seen.waits <= case.waits + RARE, seen.places
-
-
-@pytest.mark.parametrize("kind", [PROPHET, LOOK_UP])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_pass_uploads_its_arguments_together(case, kind):
-    seen = measured(case, kind)
     assert seen.uploads <= case.uploads + RARE, seen.places
 
 

@@ -6,15 +6,13 @@ import logging
 import re
 
 import pytest
-import torch
 import transformers
 
 import hf_refspec as rs
 from hf_refspec import hook
 from hf_refspec.version import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
+from tests.helpers.calls import GREEDY, PROMPT
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
-OPTIONS = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 SENTENCE = re.escape(
     f"hf_refspec {rs.__version__} is tested with transformers "
     f"{OLDEST_TRANSFORMERS[0]}.{OLDEST_TRANSFORMERS[1]} to "
@@ -31,11 +29,11 @@ def version(request, monkeypatch):
 
 def test_a_named_drafter_leaves_the_text_as_it_is(llama, version, caplog):
     drafter = rs.ReferenceCopy()
-    plain = llama.generate(PROMPT, **OPTIONS)
-    by_name = llama.generate(PROMPT, **OPTIONS, custom_generate=rs.speculate)
+    plain = llama.generate(PROMPT, **GREEDY)
+    by_name = llama.generate(PROMPT, **GREEDY, custom_generate=rs.speculate)
     assert by_name.tolist() == plain.tolist()
     for _ in range(2):
-        drafted = llama.generate(PROMPT, **OPTIONS, candidate_generator=drafter, max_draft_tokens=4)
+        drafted = llama.generate(PROMPT, **GREEDY, candidate_generator=drafter, max_draft_tokens=4)
         assert drafted.tolist() == plain.tolist()
     assert drafter.stats.drafted == 0
     assert re.match(SENTENCE + version, drafter.stats.reason)
@@ -45,9 +43,9 @@ def test_a_named_drafter_leaves_the_text_as_it_is(llama, version, caplog):
 
 
 def test_an_attached_drafter_leaves_the_text_as_it_is(llama, version, caplog):
-    plain = llama.generate(PROMPT, **OPTIONS)
+    plain = llama.generate(PROMPT, **GREEDY)
     with rs.attach(llama, rs.ReferenceCopy(), max_draft_tokens=4) as attachment:
-        assert llama.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
+        assert llama.generate(PROMPT, **GREEDY).tolist() == plain.tolist()
     assert attachment.stats.drafted == 0
     assert re.search(SENTENCE + version, caplog.text)
 
@@ -55,7 +53,7 @@ def test_an_attached_drafter_leaves_the_text_as_it_is(llama, version, caplog):
 def test_what_cannot_be_decoded_plainly_is_refused(llama, version):
     for option in ({"custom_generate": rs.iterative_ralm}, {"verification": "reproducible"}):
         with pytest.raises(RuntimeError, match=SENTENCE + version):
-            llama.generate(PROMPT, **OPTIONS, **option)
+            llama.generate(PROMPT, **GREEDY, **option)
     with pytest.raises(RuntimeError, match=SENTENCE + version):
         rs.RunningBatch(llama)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 
 import pytest
 from transformers import BatchEncoding
@@ -46,13 +45,7 @@ def test_the_gain_is_that_of_all_prompts_together():
     assert (gain.low, gain.high) == pytest.approx((1.0, 2.0))
 
 
-def test_an_undecided_verdict_names_the_bound_that_the_interval_spans():
-    said = str(Gain.of(calls(*[2.0, 0.6] * 3), calls(*[1.0] * 6)))
-    assert re.fullmatch(r".*: 1\.30x \(0.*\), an interval that spans 1; more prompts .*", said)
-    said = str(Gain(9, 1.015, 1.005, 1.03))
-    assert said.endswith(
-        "1.01x (1.00x to 1.03x), an interval that spans 1.02; more prompts narrow it"
-    )
+SPANS = "an interval that spans"
 
 
 @pytest.mark.parametrize(
@@ -61,12 +54,13 @@ def test_an_undecided_verdict_names_the_bound_that_the_interval_spans():
         ([1.2, 1.3, 1.25] * 4, [1.0] * 12, "pays: 1.25x (1.2"),
         ([1.0, 1.0, 1.01] * 4, [1.0, 1.01, 1.0] * 4, "does not pay: 1.00x ("),
         ([0.8, 0.9] * 5, [1.0] * 10, "does not pay: 0.85x ("),
-        ([2.0, 0.6] * 3, [1.0] * 6, "is undecided: 1.30x (0.83x to 1.77x), an interval"),
+        ([2.0, 0.6] * 3, [1.0] * 6, f"is undecided: 1.30x (0.83x to 1.77x), {SPANS} 1; more"),
         ([1.5] * 4, [1.0] * 4, "is undecided: 1.50x over 4 prompts, and a verdict needs 5"),
     ],
 )
 def test_the_verdict_says_no_more_than_the_spread_allows(plain, other, said):
     assert str(Gain.of(calls(*plain), calls(*other))).startswith(said)
+    assert f"1.01x (1.00x to 1.03x), {SPANS} 1.02; more" in str(Gain(9, 1.015, 1.005, 1.03))
 
 
 @pytest.fixture
