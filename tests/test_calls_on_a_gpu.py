@@ -218,7 +218,7 @@ def test_iterative_retrieval(llama, speculation):
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_nearest_neighbours(byte_model, tokenizer, tmp_path, do_sample):
-    store = rs.KnnDatastore.build(CORPUS, tokenizer, byte_model, tmp_path / "s", progress=False)
+    store = rs.KnnDatastore.build(CORPUS, tokenizer, byte_model, tmp_path / "s")
     given, options = encoded(tokenizer, "for k in ran"), {"do_sample": do_sample}
     plain = knn_generate(byte_model, given, store, speculation=None, **options)
     for speculation in SPECULATIONS:

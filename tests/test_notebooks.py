@@ -55,7 +55,7 @@ def test_a_tree_is_indented_by_depth_and_each_path_stands_together():
 
 
 def test_a_folder_shows_its_texts_and_never_markup_of_strangers(tmp_path, tokenizer):
-    about = {"corpus_name": "<b>mine</b>", "license": "mit", "progress": False}
+    about = {"corpus_name": "<b>mine</b>", "license": "mit"}
     store = rs.Datastore.build(["a text"], tokenizer, tmp_path / "store", **about)
     shown = store._repr_html_()
     assert "&lt;b&gt;mine&lt;/b&gt;" in shown and "<b>" not in shown

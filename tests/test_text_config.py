@@ -33,7 +33,6 @@ def test_the_context_is_as_long_as_the_configuration_says(config, length):
 
 
 TEXTS = ["The moon pulls the sea.", "The sea follows the moon."]
-QUIET = {"progress": False}
 
 
 class Processor(ProcessorMixin):
@@ -75,16 +74,16 @@ def test_a_grammar_is_of_its_tokens(processor, tokenizer):
 
 
 def test_a_datastore_is_made_for_its_tokenizer(processor, tokenizer, tmp_path):
-    store = rs.Datastore.build(TEXTS, processor, tmp_path / "store", **QUIET)
-    store.add(["More."], processor, **QUIET)
-    again = store.retokenize(processor, tmp_path / "again", **QUIET)
+    store = rs.Datastore.build(TEXTS, processor, tmp_path / "store")
+    store.add(["More."], processor)
+    again = store.retokenize(processor, tmp_path / "again")
     assert store.config.tokenizer == type(tokenizer).__name__
     for taken in (processor, tokenizer):
         assert rs.Datastore.from_pretrained(again.path, tokenizer=taken).documents == 3
 
 
 def test_a_knowledge_base_is_made_for_its_tokenizer(processor, tokenizer, tmp_path):
-    rs.KnowledgeBase.build(TEXTS, processor, bag_of_words, tmp_path / "base", **QUIET)
+    rs.KnowledgeBase.build(TEXTS, processor, bag_of_words, tmp_path / "base")
     opened = rs.KnowledgeBase(tmp_path / "base", processor)
     assert opened.tokenizer is tokenizer and opened.text(1) == TEXTS[1]
 
@@ -92,19 +91,19 @@ def test_a_knowledge_base_is_made_for_its_tokenizer(processor, tokenizer, tmp_pa
 def test_what_a_model_learned_is_stored_for_its_tokenizer(
     processor, tokenizer, byte_llama, tmp_path
 ):
-    rs.TokenRecycling.build(TEXTS, processor, byte_llama, **QUIET).save_pretrained(tmp_path / "a")
+    rs.TokenRecycling.build(TEXTS, processor, byte_llama).save_pretrained(tmp_path / "a")
     table = rs.TokenRecycling.from_pretrained(tmp_path / "a", processor)
     table.save_pretrained(tmp_path / "b", processor, byte_llama)
     assert len(rs.TokenRecycling.from_pretrained(tmp_path / "b", tokenizer)) == len(table)
-    knn = rs.KnnDatastore.build(TEXTS, processor, byte_llama, tmp_path / "knn", **QUIET)
+    knn = rs.KnnDatastore.build(TEXTS, processor, byte_llama, tmp_path / "knn")
     assert knn.config.tokenizer == type(tokenizer).__name__
 
 
 @pytest.mark.parametrize("retrieves", [False, True])
 def test_a_call_takes_it(processor, tokenizer, byte_llama, retrieves, tmp_path, caplog):
-    drafts = {"candidate_generator": rs.Datastore.build(TEXTS, tokenizer, tmp_path / "a", **QUIET)}
+    drafts = {"candidate_generator": rs.Datastore.build(TEXTS, tokenizer, tmp_path / "a")}
     if retrieves:
-        base = rs.KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "b", **QUIET)
+        base = rs.KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "b")
         retriever = rs.SparseRetriever(base)
         drafts = {"custom_generate": rs.iterative_ralm, "retriever": retriever}
     ids = tokenizer("<s>The moon", return_tensors="pt", return_token_type_ids=False)

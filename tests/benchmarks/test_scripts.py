@@ -26,7 +26,7 @@ def test_ablation_has_mat_of_both_forms_at_each_size(
     model, data, tokenizer, printed_rows, monkeypatch
 ):
     texts = [f"def f{i}(width, height):\n    return width * height + {i}\n" * 3 for i in range(12)]
-    Datastore.build(texts, tokenizer, "store", progress=False, num_proc=1)
+    Datastore.build(texts, tokenizer, "store", num_proc=1)
     monkeypatch.setattr(ablation, "FRACTIONS", (1 / 2, 1))
     monkeypatch.setattr(ablation, "MEGABYTES", (0.006, 0.03))
     monkeypatch.setattr(ablation, "LONGEST", (2,))
@@ -71,7 +71,7 @@ def test_grammar_has_a_row_for_every_method(model, printed_rows):
 def test_perplexity_is_that_of_the_models_loss_and_of_the_mixture(
     model, byte_llama, tokenizer, printed_rows
 ):
-    store = KnnDatastore.build(CORPUS, tokenizer, byte_llama, "knn", progress=False)
+    store = KnnDatastore.build(CORPUS, tokenizer, byte_llama, "knn")
     reading = knn_perplexity.read(byte_llama, tokenizer, store, [TEXT], k=8, most=999)
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     with torch.no_grad(), recorded(byte_llama, "last_mlp") as hidden:

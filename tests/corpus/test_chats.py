@@ -40,10 +40,10 @@ def test_every_corpus_has_the_texts_of_the_parts_joined(
     tokenizer.chat_template = template
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": chat}))
-    store = rs.Datastore.build(path, tokenizer, tmp_path / "store", progress=False)
+    store = rs.Datastore.build(path, tokenizer, tmp_path / "store")
     [ids] = store.iter_documents()
     assert tokenizer.decode(ids) == "user: hi\nassistant: hello\n"
-    base = rs.KnowledgeBase.build(path, tokenizer, None, tmp_path / "base", progress=False)
+    base = rs.KnowledgeBase.build(path, tokenizer, None, tmp_path / "base")
     assert base.text(0) == "user: hi\nassistant: hello\n"
     assert caplog.text.count("skipped 1 message part without text") == 2
     assert read_chats(path) == [Chat(["hi"], ["hello"])]
@@ -65,6 +65,6 @@ def test_what_is_no_message_is_named_with_its_row(change, message, tokenizer, tm
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": [{**PARTS[1], **change}]}))
     with pytest.raises(ValueError, match=message):
-        rs.Datastore.build(path, tokenizer, tmp_path / "store", progress=False)
+        rs.Datastore.build(path, tokenizer, tmp_path / "store")
     with pytest.raises(ValueError, match=message):
         read_chats(path)

@@ -55,9 +55,7 @@ def built(tokenizer, tmp_path):
     """The documents of a datastore that is built from a source."""
 
     def build(source, **options) -> list[str]:
-        store = rs.Datastore.build(
-            source, tokenizer, tmp_path / "store", num_proc=1, progress=False, **options
-        )
+        store = rs.Datastore.build(source, tokenizer, tmp_path / "store", num_proc=1, **options)
         return [tokenizer.decode(ids) for ids in store.iter_documents()]
 
     return build
@@ -81,7 +79,7 @@ def test_every_kind_is_read_with_long_rows_and_a_named_column(built, tmp_path, n
     rows = [{"text": f'{i}, "x"\r\n', "body": f"{i} {LONG}"} for i in range(3)]
     path = write(tmp_path / name, rows)
     assert built(path, column="body") == [row["body"] for row in rows]
-    extended = rs.Datastore(tmp_path / "store").add(path, progress=False)
+    extended = rs.Datastore(tmp_path / "store").add(path)
     assert extended.documents == 6
 
 
@@ -180,13 +178,11 @@ def test_rows_are_read_as_a_stream(tokenizer, tmp_path, name):
 
 def test_models_learn_from_rows(byte_llama, tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", [{"text": "abcd"}, {"content": "efg"}])
-    knn = rs.KnnDatastore.build(path, tokenizer, byte_llama, tmp_path / "knn", progress=False)
-    texts = rs.KnnDatastore.build(
-        ["abcd", "efg"], tokenizer, byte_llama, tmp_path / "of texts", progress=False
-    )
+    knn = rs.KnnDatastore.build(path, tokenizer, byte_llama, tmp_path / "knn")
+    texts = rs.KnnDatastore.build(["abcd", "efg"], tokenizer, byte_llama, tmp_path / "of texts")
     assert knn.values.tolist() == texts.values.tolist()
     tables = [
-        rs.TokenRecycling.build(documents, tokenizer, byte_llama, progress=False)
+        rs.TokenRecycling.build(documents, tokenizer, byte_llama)
         for documents in (str(path), ["abcd", "efg"])
     ]
     assert len(tables[0]) == len(tables[1])
@@ -204,7 +200,7 @@ def test_a_column_that_stands_twice_is_named(tokenizer, tmp_path, name):
     else:
         path.write_text('{"text": "one", "n": {}, "text": "two"}\n')
     with pytest.raises(ValueError, match=rf"{name}, row 1 .* 2 columns 'text'; rename one"):
-        rs.Datastore.build(path, tokenizer, tmp_path / "store", progress=False)
+        rs.Datastore.build(path, tokenizer, tmp_path / "store")
     assert not (tmp_path / "store").exists()
 
 
@@ -213,7 +209,7 @@ def test_a_text_that_is_too_large_is_named_before_all_of_it_is_read(
     tokenizer, tmp_path, name, monkeypatch
 ):
     monkeypatch.setattr(corpus_rows, "LARGEST", 1 << 20)
-    options = {"progress": False, "shard_tokens": 1000}
+    options = {"shard_tokens": 1000}
     begin = {"a.csv.gz": b"text\n", "a.txt.gz": b""}.get(name, b'{"text": "')
     with gzip.open(tmp_path / name, "wb") as file:
         file.write(begin)

@@ -25,7 +25,7 @@ def test_control_characters_are_written_as_python_writes_them():
 @pytest.fixture
 def store(tmp_path, tokenizer):
     """A datastore whose config.json is full of escape sequences."""
-    path = Datastore.build(["one", "two"], tokenizer, tmp_path / "store", progress=False).path
+    path = Datastore.build(["one", "two"], tokenizer, tmp_path / "store").path
     content = json.loads((path / "config.json").read_text())
     content |= {"tokenizer": RED, "fingerprint": RED}
     content["source"] |= {"corpus": RED, "license": RED}

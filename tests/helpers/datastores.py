@@ -16,7 +16,7 @@ from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
 from hf_refspec.store.files import check_file, write_arrays
 from hf_refspec.store.shards import map_suffixes, map_tokens
 
-QUIET = {"max_ngram": 2, "ngrams_per_order": 20, "progress": False}
+FEW = {"max_ngram": 2, "ngrams_per_order": 20}
 FINGERPRINT = "f" * 32
 SOURCE = {
     "corpus": "Python | standard library",

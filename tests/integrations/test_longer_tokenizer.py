@@ -18,7 +18,6 @@ from tests.helpers.running_server import serving
 TEXTS = ["the cat sat on the mat, the cat sat on the hat"] * 2
 IMAGE = "<image>"
 FOREIGN = [*TEXTS, f"a picture {IMAGE} of the cat"]
-QUIET = {"progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,12 @@ def generated(byte_llama, longer):
 
 
 def sources(texts, tokenizer, folder):
-    store = rs.Datastore.build(texts, tokenizer, folder / "store", **QUIET)
+    store = rs.Datastore.build(texts, tokenizer, folder / "store")
     cache = rs.SessionDrafts(tokenizer, path=folder / "cache")
     cache.add("the cat", texts[-1])
     return {
         "full": rs.DatastoreDrafts(store),
-        "compact": rs.DatastoreDrafts(store.compact(folder / "compact", **QUIET)),
+        "compact": rs.DatastoreDrafts(store.compact(folder / "compact")),
         "cache": cache,
         "references": rs.ReferenceCopy(texts, tokenizer),
     }
@@ -55,7 +54,7 @@ def test_sources_without_the_further_id_draft_what_plain_decoding_generates(
 ):
     plain = generated()
     found = sources(plain, longer, tmp_path)
-    found["table"] = rs.TokenRecycling.build(plain, longer, byte_llama, **QUIET)
+    found["table"] = rs.TokenRecycling.build(plain, longer, byte_llama)
     found["table"].save_pretrained(tmp_path / "table")
     found["stored"] = rs.TokenRecycling.from_pretrained(tmp_path / "table", longer)
     for name, drafter in found.items():
@@ -75,10 +74,10 @@ def test_sources_with_the_further_id_are_refused_before_a_pass(
 
 
 def test_a_document_that_is_added_meanwhile_ends_at_the_further_id(generated, longer, tmp_path):
-    store = rs.Datastore.build(TEXTS, longer, tmp_path / "store", **QUIET)
+    store = rs.Datastore.build(TEXTS, longer, tmp_path / "store")
     drafter, plain = rs.DatastoreDrafts(store), generated()
     assert generated(candidate_generator=drafter) == plain
-    store.add([f"the cat{IMAGE} sat"] * 9, **QUIET)
+    store.add([f"the cat{IMAGE} sat"] * 9)
     assert generated(candidate_generator=drafter) == plain
     drafter.begin(np.array(longer("the cat")["input_ids"]), 259)
     tree = drafter.draft(64, Call())
@@ -89,7 +88,7 @@ def test_a_document_that_is_added_meanwhile_ends_at_the_further_id(generated, lo
 
 def test_a_removed_document_decides_no_more(generated, longer, tmp_path):
     documents = dict(zip("abc", FOREIGN, strict=True))
-    store = rs.Datastore.build(documents, longer, tmp_path / "store", **QUIET)
+    store = rs.Datastore.build(documents, longer, tmp_path / "store")
     store.remove("c")
     assert generated(candidate_generator=store) == generated()
 
@@ -99,11 +98,11 @@ def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
 ):
     message = r"document 2 has the id 259, outside of the target model's vocabulary of 259"
     with pytest.raises(ValueError, match=message):
-        rs.TokenRecycling.build(FOREIGN, longer, byte_llama, **QUIET)
+        rs.TokenRecycling.build(FOREIGN, longer, byte_llama)
     with pytest.raises(ValueError, match=message):
-        rs.KnnDatastore.build(FOREIGN, longer, byte_llama, tmp_path / "knn", **QUIET)
+        rs.KnnDatastore.build(FOREIGN, longer, byte_llama, tmp_path / "knn")
     assert not [*tmp_path.iterdir()]
-    knn = rs.KnnDatastore.build(TEXTS, longer, byte_llama, tmp_path / "knn", **QUIET)
+    knn = rs.KnnDatastore.build(TEXTS, longer, byte_llama, tmp_path / "knn")
     inputs = longer("the cat", return_tensors="pt", return_token_type_ids=False)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     byte_llama.generate(**inputs, **options, custom_generate=rs.knn_lm, knn_datastore=knn)
@@ -113,9 +112,9 @@ def test_a_knowledge_base_is_refused_if_a_passage_has_the_further_id(
     byte_llama, longer, tmp_path, generated
 ):
     options = {"custom_generate": rs.iterative_ralm, "tokenizer": longer}
-    base = rs.KnowledgeBase.build(TEXTS, longer, None, tmp_path / "base", **QUIET)
+    base = rs.KnowledgeBase.build(TEXTS, longer, None, tmp_path / "base")
     assert generated(retriever=rs.SparseRetriever(base), **options)
-    foreign = rs.KnowledgeBase.build(FOREIGN, longer, None, tmp_path / "foreign", **QUIET)
+    foreign = rs.KnowledgeBase.build(FOREIGN, longer, None, tmp_path / "foreign")
     with pytest.raises(ValueError, match=r"foreign has the id 259, outside of the target model's"):
         generated(retriever=rs.SparseRetriever(foreign), **options)
 
@@ -132,7 +131,7 @@ def test_a_grammar_drafts_with_a_longer_tokenizer(generated, longer):
 def test_a_server_with_the_further_id_does_not_start(byte_llama, longer, tmp_path, capsys):
     for pretrained in (byte_llama, longer):
         pretrained.save_pretrained(tmp_path / "model")
-    rs.Datastore.build(FOREIGN, longer, tmp_path / "store", **QUIET)
+    rs.Datastore.build(FOREIGN, longer, tmp_path / "store")
     line = "serve", "--model", tmp_path / "model", "--port", 0, "--datastore", tmp_path / "store"
     assert main.main([*map(str, line)]) == 2
     message = capsys.readouterr().err
@@ -140,13 +139,13 @@ def test_a_server_with_the_further_id_does_not_start(byte_llama, longer, tmp_pat
 
 
 def test_a_server_refuses_a_request_with_the_further_id_and_goes_on(byte_llama, longer, tmp_path):
-    store = rs.Datastore.build({"a": TEXTS[0]}, longer, tmp_path / "store", **QUIET)
+    store = rs.Datastore.build({"a": TEXTS[0]}, longer, tmp_path / "store")
     sources = [rs.ReferenceCopy(), rs.DatastoreDrafts(store)]
     with serving(byte_llama, longer, sources) as server:
         answer = server.post(chat(f"a picture {IMAGE}"))
         assert answer.status_code == 400
         assert "the ids of this chat must be from 0 to 258" in answer.json()["error"]["message"]
-        store.add({"b": f"the cat{IMAGE} sat"}, longer, **QUIET)
+        store.add({"b": f"the cat{IMAGE} sat"}, longer)
         assert server.post(chat("the cat")).status_code == 200
 
 

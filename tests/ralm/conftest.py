@@ -9,7 +9,7 @@ from tests.helpers.knn_texts import CORPUS
 @pytest.fixture(scope="session")
 def store(byte_llama, tokenizer, tmp_path_factory) -> KnnDatastore:
     path = tmp_path_factory.mktemp("knn") / "store"
-    about = {"corpus_name": "tides", "license": "MIT", "progress": False}
+    about = {"corpus_name": "tides", "license": "MIT"}
     return KnnDatastore.build(CORPUS, tokenizer, byte_llama, path, **about)
 
 

@@ -30,9 +30,7 @@ def path(store):
 @pytest.fixture
 def built(byte_llama, tokenizer, tmp_path):
     def build(model=byte_llama, documents=CORPUS, **options):
-        return KnnDatastore.build(
-            documents, tokenizer, model, tmp_path / "s", progress=False, **options
-        )
+        return KnnDatastore.build(documents, tokenizer, model, tmp_path / "s", **options)
 
     return build
 

@@ -53,7 +53,7 @@ class TestTheSameTextWithEverySpeculation:
                 self.asked += 1
                 return super().next_entries(ids)
 
-        store = Recorded.build(CORPUS * 2, tokenizer, byte_llama, tmp_path / "s", progress=False)
+        store = Recorded.build(CORPUS * 2, tokenizer, byte_llama, tmp_path / "s")
         plain = generate(byte_llama, inputs, store, speculation=None, k=k)
         ids = generate(byte_llama, inputs, store, speculation=speculation, k=k)
         assert torch.equal(ids, plain)
@@ -74,7 +74,7 @@ class TestTheSameTextWithEverySpeculation:
     @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text", "mamba2", "qwen3_moe"])
     def test_on_other_caches_than_of_plain_attention(self, model_type, inputs, tokenizer, tmp_path):
         model = small(model_type, vocab_size=len(tokenizer))
-        options = {"layer": "last_hidden", "progress": False}
+        options = {"layer": "last_hidden"}
         store = KnnDatastore.build(CORPUS, tokenizer, model, tmp_path / "store", **options)
         for do_sample in (False, True):
             options = {"do_sample": do_sample, "k": 3}

@@ -10,4 +10,4 @@ from tests.helpers.texts import TEXTS, bag_of_words
 def base(tmp_path_factory, tokenizer) -> KnowledgeBase:
     """400 passages with their embeddings."""
     path = tmp_path_factory.mktemp("passages") / "base"
-    return KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, path, progress=False)
+    return KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, path)

@@ -17,8 +17,8 @@ TEXTS = [*some_texts(1000, words=9), *some_texts(30, words=2), "tree"]
 @pytest.fixture(scope="module")
 def retriever(tmp_path_factory, tokenizer):
     path = tmp_path_factory.mktemp("sparse") / "base"
-    base = KnowledgeBase.build(TEXTS, tokenizer, None, path, progress=False)
-    return SparseRetriever(base, progress=False)
+    base = KnowledgeBase.build(TEXTS, tokenizer, None, path)
+    return SparseRetriever(base)
 
 
 def query_of(retriever, text):

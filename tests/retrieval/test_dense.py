@@ -66,13 +66,13 @@ def test_other_dimensions_and_missing_embeddings_are_refused(base, tmp_path, tok
     retriever = DenseRetriever(base, lambda texts: bag_of_words(texts)[:, :8])
     with pytest.raises(ValueError, match="dimension 8, but the knowledge base has vectors of 24"):
         retriever.encode(np.array([40]))
-    bare = KnowledgeBase.build(TEXTS[:3], tokenizer, None, tmp_path / "base", progress=False)
+    bare = KnowledgeBase.build(TEXTS[:3], tokenizer, None, tmp_path / "base")
     with pytest.raises(ValueError, match="knowledge_base has no embeddings"):
         DenseRetriever(bare, bag_of_words)
 
 
 def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
-    base = KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, tmp_path / "base", progress=False)
+    base = KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, tmp_path / "base")
     embeddings = np.array(base.embeddings)
     embeddings[-1, -1] = np.nan
     entry = write_arrays(base.path / "embeddings.safetensors", {"embeddings": embeddings})
@@ -96,7 +96,7 @@ class TellsQueriesApart:
 
 def test_queries_and_passages_are_encoded_as_the_model_has_it(tmp_path, tokenizer):
     encoder = TellsQueriesApart()
-    base = KnowledgeBase.build(TEXTS, tokenizer, encoder, tmp_path / "base", progress=False)
+    base = KnowledgeBase.build(TEXTS, tokenizer, encoder, tmp_path / "base")
     np.testing.assert_array_equal(base.embeddings, bag_of_words(TEXTS))
     (query,) = queries_of(DenseRetriever(base, encoder), ["tree"])
     np.testing.assert_array_equal(query, -bag_of_words(["tree"])[0])
@@ -107,7 +107,7 @@ def test_an_encoder_may_return_tensors_of_any_type(tmp_path, tokenizer, dtype):
     def encoder(texts):
         return torch.from_numpy(bag_of_words(texts)).to(dtype)
 
-    base = KnowledgeBase.build(TEXTS, tokenizer, encoder, tmp_path / "base", progress=False)
+    base = KnowledgeBase.build(TEXTS, tokenizer, encoder, tmp_path / "base")
     expected = torch.from_numpy(bag_of_words(TEXTS)).to(dtype).float().numpy()
     np.testing.assert_array_equal(base.embeddings, expected)
 
@@ -125,7 +125,7 @@ def test_an_encoder_can_be_named(tmp_path, tokenizer):
     encoder = SentenceTransformer(modules=[words, modules.Pooling(16)], device="cpu")
     named = tmp_path / "named"
     encoder.save(str(named))
-    base = KnowledgeBase.build(TEXTS[:9], tokenizer, named, tmp_path / "base", progress=False)
+    base = KnowledgeBase.build(TEXTS[:9], tokenizer, named, tmp_path / "base")
     assert base.config.source["encoder"] == "named"
     np.testing.assert_allclose(base.embeddings, encoder.encode(TEXTS[:9]), atol=1e-5)
     retriever = DenseRetriever(base, str(named))
@@ -137,7 +137,7 @@ def test_an_encoder_that_is_nowhere_is_refused_before_work_starts(tmp_path, toke
     pytest.importorskip("sentence_transformers")
     missing = tmp_path / "missing"
     with pytest.raises(FileNotFoundError, match=f"{missing}' does not exist"):
-        KnowledgeBase.build(TEXTS, tokenizer, missing, tmp_path / "base", progress=False)
+        KnowledgeBase.build(TEXTS, tokenizer, missing, tmp_path / "base")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,7 +20,7 @@ from tests.helpers.texts import DIMENSION, bag_of_words, some_texts
 
 def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
     documents = some_texts(30) if documents is None else documents
-    return KnowledgeBase.build(documents, tokenizer, encoder, path, progress=False, **options)
+    return KnowledgeBase.build(documents, tokenizer, encoder, path, **options)
 
 
 def rewrite(base, file, **changes):
@@ -115,7 +115,7 @@ def test_what_it_was_not_made_for_is_refused(base, tmp_path, tokenizer):
     other.add_tokens(["<other>"])
     with pytest.raises(DatastoreError, match="made for another tokenizer"):
         KnowledgeBase(base.path, other)
-    store = Datastore.build(some_texts(3), tokenizer, tmp_path / "store", progress=False)
+    store = Datastore.build(some_texts(3), tokenizer, tmp_path / "store")
     with pytest.raises(DatastoreError, match="of the kind 'datastore', not 'knowledge base'"):
         KnowledgeBase(store.path, tokenizer)
     with pytest.raises(DatastoreError):

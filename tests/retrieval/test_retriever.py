@@ -15,7 +15,7 @@ from tests.helpers.texts import TEXTS, bag_of_words, queries_of, some_texts
 KINDS = {
     "flat": lambda base: DenseRetriever(base, bag_of_words),
     "hnsw": lambda base: DenseRetriever(base, bag_of_words, index="hnsw"),
-    "bm25": lambda base: SparseRetriever(base, progress=False),
+    "bm25": lambda base: SparseRetriever(base),
 }
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hf_refspec.store.datastore import Datastore
-from tests.helpers.datastores import DOCUMENTS, QUIET, write_store
+from tests.helpers.datastores import DOCUMENTS, FEW, write_store
 
 
 @pytest.fixture
@@ -13,10 +13,10 @@ def full(tmp_path) -> Datastore:
 
 @pytest.fixture
 def both(full) -> Datastore:
-    full.compact(**QUIET)
+    full.compact(**FEW)
     return Datastore(full.path)
 
 
 @pytest.fixture
 def compact(full, tmp_path) -> Datastore:
-    return full.compact(tmp_path / "compact", **QUIET)
+    return full.compact(tmp_path / "compact", **FEW)

@@ -21,7 +21,7 @@ from tests.helpers.datastores import documents_of
 from tests.helpers.full_disk import full_disk
 from tests.helpers.stored import content_of, in_a_child
 
-QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
+SMALL = {"num_proc": 1, "shard_tokens": 500}
 
 
 def some_texts(count: int, seed: int = 0) -> list[str]:
@@ -47,7 +47,7 @@ def texts_of(folder: Path, tokenizer) -> list[str]:
 
 @pytest.fixture
 def store(tmp_path, tokenizer) -> Path:
-    return build_store(TEXTS, tokenizer, tmp_path / "store", **QUIET)
+    return build_store(TEXTS, tokenizer, tmp_path / "store", **SMALL)
 
 
 def test_documents_and_their_bounds_are_kept(store, tokenizer):
@@ -78,7 +78,7 @@ def test_what_is_said_about_the_corpus(tmp_path, tokenizer):
         ("a", {}, ("mit", "poems long train")),
         ("b", {"license": "cc0-1.0", "corpus_name": "Numbers"}, ("cc0-1.0", "Numbers")),
     ):
-        path = build_store(dataset, tokenizer, tmp_path / name, **given, **QUIET)
+        path = build_store(dataset, tokenizer, tmp_path / name, **given, **SMALL)
         source = StoreConfig.read(path).source
         assert (source["license"], source["corpus"]) == expected
 
@@ -98,7 +98,7 @@ def test_all_kinds_of_sources_give_the_same_bytes(tmp_path, tokenizer, store):
             dataset.to_iterable_dataset(num_shards=3),
         ]
     ):
-        options = QUIET | {"num_proc": 1 + i % 2}
+        options = SMALL | {"num_proc": 1 + i % 2}
         path = build_store(source, tokenizer, tmp_path / str(i), corpus_name="unnamed", **options)
         assert content_of(path) == content_of(store)
 
@@ -116,7 +116,7 @@ HUGE = "".join(some_texts(40, seed=1))
 def test_documents_end_before_at_or_after_the_end_of_a_shard(
     tmp_path, tokenizer, texts, shard_tokens, tokens
 ):
-    options = {**QUIET, "shard_tokens": shard_tokens}
+    options = {**SMALL, "shard_tokens": shard_tokens}
     path = build_store(texts, tokenizer, tmp_path / "store", **options)
     assert texts_of(path, tokenizer) == [text for text in texts if text]
     assert sum(shard.tokens for shard in StoreConfig.read(path).shards) == tokens
@@ -124,7 +124,7 @@ def test_documents_end_before_at_or_after_the_end_of_a_shard(
 
 def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path):
     tokenizer = word_tokenizer(f"w{i}" for i in range(70_000))
-    path = build_store(["w5 w69999", [65535, 1], [7]], tokenizer, tmp_path / "store", **QUIET)
+    path = build_store(["w5 w69999", [65535, 1], [7]], tokenizer, tmp_path / "store", **SMALL)
     assert documents_of(path) == [[5, 69999], [65535, 1], [7]]
     assert StoreConfig.read(path).token_dtype == np.uint32
 
@@ -132,7 +132,7 @@ def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path):
 def test_repeated_documents_are_dropped(tmp_path, tokenizer):
     texts = [*TEXTS, *TEXTS[::-1], "new", "new"]
     unique = list(dict.fromkeys(text for text in texts if text))
-    options = {**QUIET, "deduplicate": True}
+    options = {**SMALL, "deduplicate": True}
     path = build_store(texts, tokenizer, tmp_path / "store", **options)
     assert texts_of(path, tokenizer) == unique
     extend_store(path, ["more", *texts, "more"], tokenizer, **options)
@@ -159,20 +159,20 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     tmp_path, tokenizer, source, options, message
 ):
     with pytest.raises((ValueError, KeyboardInterrupt), match=message):
-        build_store(source, tokenizer, tmp_path / "store", **{**QUIET, **options})
+        build_store(source, tokenizer, tmp_path / "store", **{**SMALL, **options})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("limit", [100, 900, 1500])
 def test_a_full_disk(tmp_path, tokenizer, store, limit):
-    extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    extend_store(store, [[7, 8, 9]], tokenizer, **SMALL)
     before = content_of(store)
     for run in (
-        lambda: build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET),
-        lambda: extend_store(store, TEXTS, tokenizer, **QUIET),
-        lambda: Datastore(store).merge(progress=False),
-        lambda: Datastore(store).compact(progress=False),
-        lambda: Datastore(store).compact(tmp_path / "other", progress=False),
+        lambda: build_store(TEXTS, tokenizer, tmp_path / "other", **SMALL),
+        lambda: extend_store(store, TEXTS, tokenizer, **SMALL),
+        lambda: Datastore(store).merge(),
+        lambda: Datastore(store).compact(),
+        lambda: Datastore(store).compact(tmp_path / "other"),
         lambda: Datastore(store).save_pretrained(tmp_path / "other"),
     ):
         with full_disk(limit), pytest.raises(OSError, match="File too large"):
@@ -191,8 +191,8 @@ def test_two_builds_of_one_path(tmp_path, tokenizer, store):
         yield from TEXTS[5:]
 
     for write, path in (
-        (lambda source: build_store(source, tokenizer, tmp_path / "other", **QUIET), None),
-        (lambda source: extend_store(store, source, tokenizer, **QUIET), store),
+        (lambda source: build_store(source, tokenizer, tmp_path / "other", **SMALL), None),
+        (lambda source: extend_store(store, source, tokenizer, **SMALL), store),
     ):
         before = path and content_of(path)
         begun.clear(), go_on.clear()
@@ -218,7 +218,7 @@ def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store
     old = StoreConfig.read(store)
     before.pop("config.json")
     more = some_texts(3, seed=3)
-    extend_store(store, more, tokenizer, progress=False, num_proc=1)
+    extend_store(store, more, tokenizer, num_proc=1)
     assert texts_of(store, tokenizer) == [text for text in [*TEXTS, *more] if text]
     after = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
     assert after.items() >= before.items()
@@ -236,11 +236,10 @@ def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
         (TEXTS, other, both),
     ):
         with pytest.raises(ValueError, match=message):
-            extend_store(store, more, known, **QUIET)
+            extend_store(store, more, known, **SMALL)
         assert content_of(store) == before
 
 
 def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
-    build_store(TEXTS, tokenizer, tmp_path / "a", **QUIET)
-    build_store(TEXTS, tokenizer, tmp_path / "b", **{**QUIET, "progress": True})
+    build_store(TEXTS, tokenizer, tmp_path / "store", **SMALL)
     assert capfd.readouterr() == ("", "")

@@ -25,7 +25,6 @@ from tests.helpers.byte_model import word_tokenizer
 from tests.helpers.datastores import documents_of
 from tests.helpers.stored import content_of, flip_last_bit
 
-QUIET = {"progress": False, "num_proc": 1}
 # Few tokens, so that documents are alike, and documents that do not fit into a shard.
 texts = st.lists(st.integers(0, 3), max_size=12)
 changes = st.dictionaries(st.sampled_from("abcdef"), texts, min_size=1)
@@ -39,9 +38,9 @@ def drafted(store: Datastore, *context: int) -> list[int]:
 
 @given(st.lists(changes, min_size=1, max_size=5), st.integers(3, 20))
 def test_it_holds_what_a_dict_would(tokenizer, steps, shard_tokens):
-    options = {**QUIET, "shard_tokens": shard_tokens}
     with TemporaryDirectory() as folder:
         # Each document has tokens that say where it came in.
+        options = {"shard_tokens": shard_tokens}
         store = Datastore.build([[9] * 20, [8]], tokenizer, Path(folder) / "store", **options)
         expected: dict[str, list[int]] = {}
         for step in steps:
@@ -53,21 +52,21 @@ def test_it_holds_what_a_dict_would(tokenizer, steps, shard_tokens):
             assert store.names() == sorted(expected)
             assert documents_of(store.path) == [[9] * 20, [8], *expected.values()]
             assert [text.tolist() for text in store.iter_documents()] == documents_of(store.path)
-        store.merge(progress=False).verify()
+        store.merge().verify()
         assert documents_of(store.path) == [[9] * 20, [8], *expected.values()]
 
 
 @pytest.fixture
 def store(tmp_path, tokenizer) -> Datastore:
     documents = {"first": [1, 2, 3, 4], "second": [1, 2, 5, 6]}
-    return Datastore.build(documents, tokenizer, tmp_path / "store", **QUIET)
+    return Datastore.build(documents, tokenizer, tmp_path / "store")
 
 
 def test_drafts_come_from_the_new_documents_in_forks_too_and_not_from_the_old(store):
     fork = copy.deepcopy(store)
     other = Datastore(store.path)
     assert {*drafted(fork, 1, 2)} == {3, 4, 5, 6}
-    store.add({"first": [1, 2, 7], "third": [1, 2, 8]}, **QUIET)
+    store.add({"first": [1, 2, 7], "third": [1, 2, 8]})
     assert {*drafted(fork, 1, 2)} == {5, 6, 7, 8}
     assert {*drafted(other, 1, 2)} == {5, 6, 7, 8} == {*drafted(Datastore(store.path), 1, 2)}
     store.remove("second", "third")
@@ -78,7 +77,7 @@ def test_drafts_come_from_the_new_documents_in_forks_too_and_not_from_the_old(st
 def test_a_store_for_another_tokenizer_or_none_in_its_place_is_not_taken(store, tmp_path):
     other = Datastore(store.path)
     words = word_tokenizer(["<unk>", "a"])
-    Datastore.build(["a a"], words, tmp_path / "words", **QUIET)
+    Datastore.build(["a a"], words, tmp_path / "words")
     for place in (tmp_path / "words", tmp_path / "none"):
         shutil.rmtree(store.path)
         if place.exists():
@@ -90,12 +89,12 @@ def test_what_was_measured_is_dropped_with_a_document_of_the_same_length(store):
     store.record({"form": "full", "MAT": 2.0})
     store.refresh()
     assert store.config.measured
-    assert not store.add({"first": [1, 2, 3, 5]}, **QUIET).config.measured
+    assert not store.add({"first": [1, 2, 3, 5]}).config.measured
 
 
 def test_what_is_as_before_is_not_written_again(store):
     before = content_of(store.path)
-    store.add({"second": [1, 2, 5, 6], "first": [1, 2, 3, 4], "none": []}, **QUIET)
+    store.add({"second": [1, 2, 5, 6], "first": [1, 2, 3, 4], "none": []})
     assert content_of(store.path) == before
 
 
@@ -110,7 +109,7 @@ def test_what_cannot_be_changed_is_named_and_left(store):
     with pytest.raises(PermissionError, match="it is in the Hub's cache; change a copy"):
         Datastore(snapshot).remove("first")
     with pytest.raises(ValueError, match="third has the id 259"):
-        store.add({"first": [1], "third": [259]}, **QUIET)
+        store.add({"first": [1], "third": [259]})
     assert content_of(store.path) == before and {*drafted(store, 1, 2)} == {3, 4, 5, 6}
 
 
@@ -138,7 +137,7 @@ def test_calls_that_draft_meanwhile_see_whole_documents(store):
     reader = threading.Thread(target=read)
     reader.start()
     for token in range(10, 40):
-        store.add({"first": [1, 2, token, token + 100], "second": [1, 2, 9]}, **QUIET)
+        store.add({"first": [1, 2, token, token + 100], "second": [1, 2, 9]})
         begun = len(found) + 2  # the second draft from here on begins after the change
         while len(found) < begun and reader.is_alive():
             sleep(0.001)
@@ -157,7 +156,7 @@ def test_names_are_those_of_one_moment_while_another_process_writes(store, monke
     other, reads = Datastore(store.path), iter([{"third": [7]}, {"fourth": [8]}])
 
     def read(folder, entry):
-        other.add(step, **QUIET) if (step := next(reads, None)) else None
+        other.add(step) if (step := next(reads, None)) else None
         return read_names(folder, entry)
 
     monkeypatch.setattr(datastore, "read_names", read)

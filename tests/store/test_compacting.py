@@ -12,7 +12,7 @@ from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
-from tests.helpers.datastores import QUIET, drafts_of, some_documents, write_store
+from tests.helpers.datastores import FEW, drafts_of, some_documents, write_store
 from tests.helpers.stored import content_of
 
 
@@ -20,7 +20,7 @@ def test_compacting_in_place_again_removes_the_older_form(full):
     before = content_of(full.path)
     for count in (20, 20, 10, 20):
         # The same object each time, which was opened before there was a compact form.
-        new = full.compact(max_ngram=2, ngrams_per_order=count, progress=False)
+        new = full.compact(max_ngram=2, ngrams_per_order=count)
         new.verify()
         Datastore(full.path).verify()
         now = content_of(full.path)
@@ -31,9 +31,9 @@ def test_compacting_in_place_again_removes_the_older_form(full):
 
 
 def test_who_has_the_older_compact_form_open_takes_the_new_one_when_a_call_begins(full, tmp_path):
-    reader = full.compact(**QUIET)
+    reader = full.compact(**FEW)
     before = drafts_of(reader)
-    other = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+    other = full.compact(max_ngram=1, ngrams_per_order=3)
     assert not (full.path / reader.config.ngrams.file.name).exists()
     for use in (reader.verify, lambda: reader.save_pretrained(tmp_path / "copy")):
         with pytest.raises(
@@ -54,7 +54,7 @@ def test_compacting_keeps_shards_that_were_added_meanwhile(full, tmp_path):
         files.append(replace(file, name=name))
     added = replace(shard, tokens_file=files[0], suffixes_file=files[1])
     replace(full.config, shards=[*full.config.shards, added]).write(full.path)
-    compact = full.compact(**QUIET)
+    compact = full.compact(**FEW)
     assert compact.config.shards == [*full.config.shards, added]
     assert compact.config.ngrams.corpus_tokens == full.tokens
     Datastore(full.path).verify()
@@ -64,12 +64,12 @@ def test_compacting_in_place_refuses_a_datastore_that_was_replaced(full):
     replace(full.config, shards=full.config.shards[1:]).write(full.path)
     before = content_of(full.path)
     with pytest.raises(DatastoreError, match="has been replaced meanwhile; open it again"):
-        full.compact(**QUIET)
+        full.compact(**FEW)
     assert content_of(full.path) == before
 
 
 def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_path, tokenizer):
-    for use in (lambda: compact.compact(**QUIET), lambda: compact.retokenize(tokenizer, tmp_path)):
+    for use in (lambda: compact.compact(**FEW), lambda: compact.retokenize(tokenizer, tmp_path)):
         with pytest.raises(ValueError, match="needs the full form, but only the compact one"):
             use()
     for options, message in (
@@ -82,7 +82,7 @@ def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_pat
 
 
 def test_a_corpus_without_tokens_has_an_empty_compact_form(tmp_path):
-    compact = write_store(tmp_path / "store", [[], []], cuts=()).compact(progress=False)
+    compact = write_store(tmp_path / "store", [[], []], cuts=()).compact()
     compact.verify()
     assert len(compact.ngrams.starts) == 1
     drafter = DatastoreDrafts(compact)
@@ -100,11 +100,10 @@ def test_compacting_damaged_shards_raises_and_changes_nothing(full):
         replace(full.config, shards=shards).write(full.path)
         before = content_of(full.path)
         with pytest.raises(ValueError, match="is damaged: its suffix array"):
-            Datastore(full.path).compact(**QUIET)
+            Datastore(full.path).compact(**FEW)
         assert content_of(full.path) == before
 
 
-SILENT = {"progress": False}
 TEXTS = [
     "to be or not to be, that is the question: " * 5,
     "to err is human, to forgive divine. " * 5,
@@ -112,18 +111,18 @@ TEXTS = [
 
 
 def test_a_compact_form_that_is_older_than_the_datastore_is_named(tmp_path, tokenizer, caplog):
-    store = Datastore.build(TEXTS, tokenizer, tmp_path / "store", **SILENT)
-    store.compact(**SILENT)
+    store = Datastore.build(TEXTS, tokenizer, tmp_path / "store")
+    store.compact()
     assert caplog.text == ""
     before = store.tokens
-    extended = store.add(["more text"], tokenizer, **SILENT)
+    extended = store.add(["more text"], tokenizer)
     stale = f"was made of {before} of its {extended.tokens} tokens; compact() it again"
     assert stale in caplog.text
     caplog.clear()
     Datastore(store.path, form="compact")
     assert stale in caplog.text
     caplog.clear()
-    extended.add({"name": "a text"}, **SILENT).compact(**SILENT)
+    extended.add({"name": "a text"}).compact()
     caplog.clear()
     Datastore(store.path, form="compact")
     assert caplog.text == ""

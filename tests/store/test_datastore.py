@@ -25,8 +25,8 @@ from hf_refspec.store.shards import split_documents
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 from tests.helpers.datastores import (
     DOCUMENTS,
+    FEW,
     FINGERPRINT,
-    QUIET,
     drafts_of,
     write_store,
 )
@@ -75,13 +75,13 @@ def test_another_tokenizer_is_refused_with_both_fingerprints(tmp_path, full, tok
 
 
 def test_more_ids_than_the_tokenizer_has_are_refused(tmp_path, tokenizer):
-    store = Datastore.build(["a text"], tokenizer, tmp_path / "store", progress=False)
+    store = Datastore.build(["a text"], tokenizer, tmp_path / "store")
     replace(store.config, vocab_size=260).write(store.path)
     message = rf"{store.path} is damaged: its vocab_size is 260, but its tokenizer has 259 ids"
     for use in (
         lambda: Datastore(store.path, tokenizer=tokenizer),
         lambda: Datastore(store.path).load_tokenizer(),
-        lambda: store.add(["more"], tokenizer, progress=False),
+        lambda: store.add(["more"], tokenizer),
     ):
         with pytest.raises(DatastoreError, match=message):
             use()
@@ -197,7 +197,7 @@ def test_the_largest_tokens_are_drafted(tmp_path):
     largest = 2**31 - 2
     documents = [[largest, 5, largest - 1, largest]] * 9
     store = write_store(tmp_path / "store", documents, 2**31 - 1, cuts=(7,))
-    for each in (store, store.compact(**QUIET)):
+    for each in (store, store.compact(**FEW)):
         drafter = DatastoreDrafts(each)
         drafter.begin(np.array([largest, 5]), 2**31 - 1)
         draft = drafter.draft(8, Call())
@@ -207,7 +207,7 @@ def test_the_largest_tokens_are_drafted(tmp_path):
 
 def test_the_documents_are_the_same_text_for_another_tokenizer(tokenizer, tmp_path):
     texts = ["def f(x):\n    return x\n", "naïve ☃\n"]
-    options = {"num_proc": 1, "progress": False}
+    options = {"num_proc": 1}
     about = {"corpus_name": "three texts", "license": "mit", **options}
     store = Datastore.build(texts, tokenizer, tmp_path / "store", **about)
     words = copy.deepcopy(tokenizer)

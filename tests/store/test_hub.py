@@ -16,7 +16,7 @@ from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file
 from hf_refspec.store.hub import card as card_of
-from tests.helpers.datastores import QUIET, SOURCE, some_documents, write_store
+from tests.helpers.datastores import FEW, SOURCE, some_documents, write_store
 from tests.helpers.hub_server import TOKEN, Blob, Fault, point_to
 from tests.helpers.stored import content_of
 
@@ -40,7 +40,7 @@ def store(both) -> Path:
 @pytest.fixture
 def newer(tmp_path) -> Path:
     """The folder of a datastore with other files."""
-    return write_store(tmp_path / "newer", some_documents(seed=1)).compact(**QUIET).path
+    return write_store(tmp_path / "newer", some_documents(seed=1)).compact(**FEW).path
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_new_version_removes_the_old_ones_files(store, pushed, tmp_path):
     pushed.commit("main", {**blobs, **{name: Blob(data, False) for name, data in own.items()}})
     old = fetch(REPO)
     commits = len(pushed.commits)
-    compact = Datastore(store).compact(tmp_path / "compact", max_ngram=1, progress=False)
+    compact = Datastore(store).compact(tmp_path / "compact", max_ngram=1)
     compact.push_to_hub(REPO, token=TOKEN, commit_message="Only the compact form")
     assert len(pushed.commits) == commits + 1
     named = {file.name for file in compact.config.files()}

@@ -19,14 +19,13 @@ from hf_refspec.store.datastore import Datastore
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="folders are not protected so there")
 NOBODY = 65534
 TEXTS = ["the cat sat on the mat", "the cat sat on the hat"]
-QUIET = {"progress": False}
 
 
 @pytest.fixture
 def place(tokenizer) -> Iterator[Path]:
     """A folder with a datastore, read by a user who may not write into them."""
     place = Path(tempfile.mkdtemp())  # other users can get into this one
-    Datastore.build(TEXTS, tokenizer, place / "full", **QUIET)
+    Datastore.build(TEXTS, tokenizer, place / "full")
     for folder in (place, place / "full"):
         folder.chmod(0o555)
     root = os.geteuid() == 0
@@ -55,13 +54,13 @@ def test_it_is_not_changed_and_no_work_is_done(place, tokenizer):
 
     store = Datastore(place / "full")
     for change, path in (
-        (lambda: store.add(unread(), tokenizer, **QUIET), store.path),
-        (lambda: store.merge(**QUIET), store.path),
-        (lambda: store.compact(**QUIET), store.path),
+        (lambda: store.add(unread(), tokenizer), store.path),
+        (lambda: store.merge(), store.path),
+        (lambda: store.compact(), store.path),
         (lambda: store.record({}), store.path),
     ):
         with pytest.raises(PermissionError, match=f"^{path} cannot be changed: .* save_pretrained"):
             change()
     with pytest.raises(PermissionError):
-        Datastore.build(TEXTS, tokenizer, place / "new", **QUIET)
+        Datastore.build(TEXTS, tokenizer, place / "new")
     assert os.listdir(place) == ["full"]

@@ -23,9 +23,7 @@ TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]
 
 @pytest.fixture(scope="module")
 def drafter(byte_llama, tokenizer):
-    return rs.TokenRecycling.build(
-        TEXTS, tokenizer, byte_llama, corpus_name="cats", license="MIT", progress=False
-    )
+    return rs.TokenRecycling.build(TEXTS, tokenizer, byte_llama, corpus_name="cats", license="MIT")
 
 
 @pytest.fixture
@@ -67,7 +65,7 @@ def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tok
 def test_another_models_name_is_not_given_to_what_was_learned(
     byte_llama, llama, tokenizer, tmp_path
 ):
-    drafter = rs.TokenRecycling.build(["abcabc"], tokenizer, byte_llama, progress=False)
+    drafter = rs.TokenRecycling.build(["abcabc"], tokenizer, byte_llama)
     with pytest.raises(
         ValueError, match="a vocabulary of 259 tokens, but the target model's has 97"
     ):
@@ -107,7 +105,7 @@ def test_a_built_table_drafts_from_the_first_token_on(drafter, byte_llama, token
 
 
 def test_building_learns_the_models_own_next_tokens(byte_llama, tokenizer):
-    built = rs.TokenRecycling.build([TEXTS[0]], tokenizer, byte_llama, context=1, progress=False)
+    built = rs.TokenRecycling.build([TEXTS[0]], tokenizer, byte_llama, context=1)
     ids = tokenizer(TEXTS[0], return_tensors="pt")
     best = byte_llama(**ids).logits[0].argmax(-1).tolist()
     last = dict(zip(ids["input_ids"][0].tolist(), best, strict=True))
@@ -116,14 +114,14 @@ def test_building_learns_the_models_own_next_tokens(byte_llama, tokenizer):
 
 
 def test_max_tokens_stops_the_reading(byte_llama, tokenizer):
-    few = rs.TokenRecycling.build(TEXTS, tokenizer, byte_llama, max_tokens=1, progress=False)
-    one = rs.TokenRecycling.build(TEXTS[:1], tokenizer, byte_llama, progress=False)
+    few = rs.TokenRecycling.build(TEXTS, tokenizer, byte_llama, max_tokens=1)
+    one = rs.TokenRecycling.build(TEXTS[:1], tokenizer, byte_llama)
     assert_equal(few, one)
 
 
 def test_texts_without_tokens_are_refused(byte_llama, tokenizer):
     with pytest.raises(ValueError, match="documents has no text of two tokens or more"):
-        rs.TokenRecycling.build(["", "a"], tokenizer, byte_llama, progress=False)
+        rs.TokenRecycling.build(["", "a"], tokenizer, byte_llama)
 
 
 def test_another_tokenizer_and_another_vocabulary_are_refused(folder, tokenizer):

@@ -18,15 +18,15 @@ from hf_refspec.store.shards import GROWTH, grouped
 from tests.helpers.datastores import documents_of
 from tests.helpers.stored import content_of, flip_last_bit
 
-QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
+SMALL = {"num_proc": 1, "shard_tokens": 500}
 
 
 @pytest.fixture
 def store(tmp_path, tokenizer) -> Path:
     """One large shard, and one small one."""
     texts = ["def self return é \n x " * (i % 5) for i in range(30)]
-    path = Datastore.build(texts, tokenizer, tmp_path / "store", **QUIET).path
-    Datastore(path).add([[7, 8, 9]], tokenizer, **QUIET)
+    path = Datastore.build(texts, tokenizer, tmp_path / "store", **SMALL).path
+    Datastore(path).add([[7, 8, 9]], tokenizer, **SMALL)
     return path
 
 
@@ -37,10 +37,10 @@ def sizes_of(folder: Path) -> list[int]:
 def test_shards_stay_few_in_whatever_order_documents_come(tmp_path, tokenizer):
     for seed in range(3):
         path, texts = tmp_path / str(seed), [[5] * 40]
-        Datastore.build(texts, tokenizer, path, **QUIET)
+        Datastore.build(texts, tokenizer, path, **SMALL)
         for length in random.Random(seed).choices([1, 30, 400], k=25):
             texts.append([random.Random(length).randrange(200) for _ in range(length)])
-            Datastore(path).add(texts[-1:], tokenizer, **QUIET)
+            Datastore(path).add(texts[-1:], tokenizer, **SMALL)
             sizes = sizes_of(path)
             assert all(older > 4 * newer for older, newer in pairwise(sizes))
         assert documents_of(path) == texts
@@ -50,13 +50,13 @@ def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
     before = documents_of(store)
     reader = Datastore(store)
     assert len(sizes_of(store)) > 1
-    merged = reader.merge(progress=False)
+    merged = reader.merge()
     assert len(merged.shards) == 1 and documents_of(store) == before
     assert set(os.listdir(store)) == {"config.json", *(each.name for each in merged.config.files())}
     # Who had it open still has all of it, though its files are gone.
     assert [ids.tolist() for ids in reader.iter_documents()] == before
     as_merged = content_of(store)
-    merged.merge(progress=False)
+    merged.merge()
     assert content_of(store) == as_merged
 
 
@@ -66,14 +66,14 @@ def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
     flip_last_bit(path)
     before = content_of(store)
     with pytest.raises(DatastoreError, match=f"{path.name} is damaged: its checksum"):
-        Datastore(store).merge(progress=False)
+        Datastore(store).merge()
     assert content_of(store) == before
 
 
 def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
-    path = Datastore(store).compact(tmp_path / "compact", progress=False).path
+    path = Datastore(store).compact(tmp_path / "compact").path
     with pytest.raises(DatastoreError, match="only the compact form"):
-        Datastore(path).merge(progress=False)
+        Datastore(path).merge()
 
 
 def grouped_sizes(sizes: list[int]) -> list[int]:

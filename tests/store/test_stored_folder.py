@@ -15,25 +15,22 @@ from tests.helpers.texts import bag_of_words
 
 SECRET = "where-nobody-looks"
 REPO = "owner/store"
-QUIET = {"progress": False}
 OF_TOKENIZER = (rs.KnowledgeBase, rs.TokenRecycling)  # opened with it
 KINDS: dict[str, Callable] = {
-    "datastore": lambda model, tok, docs, path: rs.Datastore.build(docs, tok, path, **QUIET),
+    "datastore": lambda model, tok, docs, path: rs.Datastore.build(docs, tok, path),
     "compact form": lambda model, tok, docs, path: rs.Datastore.build(
-        docs, tok, path.with_name("full"), **QUIET
-    ).compact(path, **QUIET),
+        docs, tok, path.with_name("full")
+    ).compact(path),
     "extended datastore": lambda model, tok, docs, path: rs.Datastore.build(
-        ["a text"], tok, path, **QUIET
-    ).add(docs, tok, **QUIET),
+        ["a text"], tok, path
+    ).add(docs, tok),
     "knowledge base": lambda model, tok, docs, path: rs.KnowledgeBase.build(
-        docs, tok, bag_of_words, path, **QUIET
+        docs, tok, bag_of_words, path
     ),
     "kNN datastore": lambda model, tok, docs, path: rs.KnnDatastore.build(
-        [file.read_text() for file in files_of(docs, "*")], tok, model, path, **QUIET
+        [file.read_text() for file in files_of(docs, "*")], tok, model, path
     ),
-    "recycling table": lambda model, tok, docs, path: rs.TokenRecycling.build(
-        docs, tok, model, **QUIET
-    ),
+    "recycling table": lambda model, tok, docs, path: rs.TokenRecycling.build(docs, tok, model),
 }
 
 

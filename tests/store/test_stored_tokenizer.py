@@ -26,7 +26,7 @@ from hf_refspec.store.stored_tokenizer import (
 from tests.helpers.stored import entry_of
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
-OPTIONS = {"num_proc": 1, "progress": False}
+OPTIONS = {"num_proc": 1}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size, largest):
 def test_copies_and_the_compact_form_carry_it_too(store, tmp_path):
     store.save_pretrained(tmp_path / "copy")
     assert_carries(Datastore(tmp_path / "copy"))
-    compact = store.compact(tmp_path / "compact", progress=False)
+    compact = store.compact(tmp_path / "compact")
     assert compact.load_tokenizer().decode(compact.load_tokenizer()("é")["input_ids"]) == "é"
     compact.verify()
 

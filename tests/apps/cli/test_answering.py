@@ -100,7 +100,7 @@ def test_sampling_depends_on_the_seed_alone(generate):
 
 
 def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, tokenizer):
-    Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
+    Datastore.build(some_texts(4), tokenizer, tmp_path / "store")
     options = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
     first, _ = generate("the cat", *options)
     second, _ = generate("the cat", *options)

@@ -40,7 +40,7 @@ def bench(folder, printed):
 def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
     bench, prompts, tmp_path, tokenizer
 ):
-    Datastore.build(ASKED, tokenizer, tmp_path / "store", num_proc=1, progress=False)
+    Datastore.build(ASKED, tokenizer, tmp_path / "store", num_proc=1)
     drafters = ["auto", f"ReferenceCopy | DatastoreDrafts={tmp_path / 'store'}"]
     options = ["--drafters", *drafters, "--max-draft-tokens", "auto", 8, "--max-new-tokens", 12]
     printed = bench("--prompts", prompts, *options)
@@ -143,7 +143,7 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, tokenizer) -> Datastore:
     folder = tmp_path_factory.mktemp("stores") / "store"
-    options = {"num_proc": 1, "progress": False}
+    options = {"num_proc": 1}
     return Datastore.build(list(TEXTS.values())[:2], tokenizer, folder, **options)
 
 
@@ -206,7 +206,7 @@ def test_rows_of_a_file_are_texts_of_their_own(evaluate, store, tmp_path):
 
 
 def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
-    compact = store.compact(tmp_path / "compact", progress=False)
+    compact = store.compact(tmp_path / "compact")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n\n{"turns": ["the mat"]}\n')
     printed = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
     assert "the compact form of" in printed and "is undecided" in printed
@@ -240,9 +240,9 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     assert "is in the Hub's cache" in evaluate("owner/store", texts)
     assert StoreConfig.read(fetched.path) == StoreConfig.read(mine.path)
     assert row in card(StoreConfig.read(mine.path), "owner/store")
-    mine.compact(progress=False)
+    mine.compact()
     assert row in card(StoreConfig.read(mine.path), "owner/store")
-    mine.add(["another text"], progress=False)
+    mine.add(["another text"])
     assert "Not measured." in card(StoreConfig.read(mine.path), "owner/store")
 
 

@@ -30,7 +30,7 @@ def begun(address: str, key: str = "-"):
 def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokenizer, monkeypatch):
     """Clients need the key of the environment."""
     monkeypatch.setenv("HF_REFSPEC_API_KEY", "k1\n")
-    Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
+    Datastore.build(some_texts(4), tokenizer, tmp_path / "store")
     options = ["--datastore", tmp_path / "store", "--model", folder, "--max-new-tokens", 400]
     options += ["--assistant-model", folder]
     with server_process(*options) as (child, address, log):
@@ -68,7 +68,7 @@ def served(folder, tmp_path_factory, tokenizer):
     """A server with keys, in place of the environment's, names, and a datastore: its address, and
     its log."""
     store = tmp_path_factory.mktemp("stores") / "notes"
-    Datastore.build(["ten plus eleven"], tokenizer, store, progress=False)
+    Datastore.build(["ten plus eleven"], tokenizer, store)
     options = ["--model", folder, "--datastore", store, "--host", "0.0.0.0"]
     options += ["--served-model-name", "mine", "my/alias", "--allowed-origins", "https://a.b"]
     options += ["--api-key", "k2", "k1"]

@@ -33,14 +33,14 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, corpus, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "store"
-    Datastore.build(corpus, tokenizer, folder, num_proc=1, progress=False)
+    Datastore.build(corpus, tokenizer, folder, num_proc=1)
     return folder
 
 
 @pytest.fixture(scope="module")
 def compact_store(tmp_path_factory, store) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "compact"
-    Datastore(store).compact(folder, progress=False)
+    Datastore(store).compact(folder)
     return folder
 
 
@@ -214,7 +214,7 @@ def test_search_prints_text_and_says_where_nothing_is_found(search):
 def test_a_space_that_belongs_to_the_next_word_is_left_out_of_a_search(run, search, tmp_path):
     texts = ["return width", "on 5 May and on 6 May"]
     model = smollm2.default_model()
-    Datastore.build(texts, AutoTokenizer.from_pretrained(model), tmp_path / "s", progress=False)
+    Datastore.build(texts, AutoTokenizer.from_pretrained(model), tmp_path / "s")
     first, *lines = search("return ", tmp_path / "s")
     assert first.startswith("without the space at the end, which this tokenizer puts before")
     assert lines == search("return", tmp_path / "s") and "'return'" in lines[0]

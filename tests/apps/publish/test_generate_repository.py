@@ -77,7 +77,7 @@ def test_references_and_a_datastore_leave_the_ids_plain(
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
     folder = tmp_path / "repository"
     assert main(["publish", "owner/refspec", "--out", str(folder), *INDEX]) == 0
-    store = rs.Datastore.build([PROMPT], tokenizer, tmp_path / "store", progress=False)
+    store = rs.Datastore.build([PROMPT], tokenizer, tmp_path / "store")
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     call = {**inputs, "max_new_tokens": 40}
     plain = byte_llama.generate(**call)
