@@ -31,7 +31,7 @@ def test_statistics_are_a_table_with_the_sources_in_their_colours():
 def test_a_call_with_a_tokenizer_shows_its_text_in_the_colours_of_the_sources(
     byte_llama, tokenizer, further
 ):
-    inputs = tokenizer("a <b> cat", return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer("a <b> cat", return_tensors="pt")
     options = {"max_new_tokens": 40, "do_sample": False, "max_draft_tokens": 8}
     drafter = reduce(or_, further, rs.ReferenceCopy())
     ids = byte_llama.generate(**inputs, **options, candidate_generator=drafter)

@@ -106,7 +106,7 @@ def test_a_call_takes_it(processor, tokenizer, byte_llama, retrieves, tmp_path, 
         base = rs.KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "b")
         retriever = rs.SparseRetriever(base)
         drafts = {"custom_generate": rs.iterative_ralm, "retriever": retriever}
-    ids = tokenizer("<s>The moon", return_tensors="pt", return_token_type_ids=False)
+    ids = tokenizer("<s>The moon", return_tensors="pt")
     options = {"stop_strings": ["\n"], "max_new_tokens": 9, **drafts}
     outputs = [
         byte_llama.generate(**ids, tokenizer=taken, **options).tolist()

@@ -26,7 +26,7 @@ def test_ablation_has_mat_of_both_forms_at_each_size(
     model, data, tokenizer, printed_rows, monkeypatch
 ):
     texts = [f"def f{i}(width, height):\n    return width * height + {i}\n" * 3 for i in range(12)]
-    Datastore.build(texts, tokenizer, "store", num_proc=1)
+    Datastore.build(texts, tokenizer, "store")
     monkeypatch.setattr(ablation, "FRACTIONS", (1 / 2, 1))
     monkeypatch.setattr(ablation, "MEGABYTES", (0.006, 0.03))
     monkeypatch.setattr(ablation, "LONGEST", (2,))

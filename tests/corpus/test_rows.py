@@ -55,7 +55,7 @@ def built(tokenizer, tmp_path):
     """The documents of a datastore that is built from a source."""
 
     def build(source, **options) -> list[str]:
-        store = rs.Datastore.build(source, tokenizer, tmp_path / "store", num_proc=1, **options)
+        store = rs.Datastore.build(source, tokenizer, tmp_path / "store", **options)
         return [tokenizer.decode(ids) for ids in store.iter_documents()]
 
     return build

@@ -30,7 +30,7 @@ def longer(tokenizer):
 @pytest.fixture(scope="module")
 def generated(byte_llama, longer):
     def run(**options):
-        inputs = longer("the cat", return_tensors="pt", return_token_type_ids=False)
+        inputs = longer("the cat", return_tensors="pt")
         options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0} | options
         return byte_llama.generate(**inputs, **options).tolist()
 
@@ -103,7 +103,7 @@ def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
         rs.KnnDatastore.build(FOREIGN, longer, byte_llama, tmp_path / "knn")
     assert not [*tmp_path.iterdir()]
     knn = rs.KnnDatastore.build(TEXTS, longer, byte_llama, tmp_path / "knn")
-    inputs = longer("the cat", return_tensors="pt", return_token_type_ids=False)
+    inputs = longer("the cat", return_tensors="pt")
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     byte_llama.generate(**inputs, **options, custom_generate=rs.knn_lm, knn_datastore=knn)
 

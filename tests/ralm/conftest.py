@@ -15,4 +15,4 @@ def store(byte_llama, tokenizer, tmp_path_factory) -> KnnDatastore:
 
 @pytest.fixture(scope="session")
 def inputs(tokenizer):
-    return tokenizer("for k in ran", return_tensors="pt", return_token_type_ids=False)
+    return tokenizer("for k in ran", return_tensors="pt")

@@ -106,7 +106,7 @@ class TestTheDistribution:
         plain = byte_llama.generate(**inputs, max_new_tokens=30)
         options = {"lambda_": 0.0, "max_new_tokens": 30}
         assert torch.equal(generate(byte_llama, inputs, store, **options), plain)
-        prompt = tokenizer(CORPUS[0][:20], return_tensors="pt", return_token_type_ids=False)
+        prompt = tokenizer(CORPUS[0][:20], return_tensors="pt")
         ids = generate(byte_llama, prompt, store, lambda_=1.0, k=1)
         assert tokenizer.decode(ids[0]).startswith(CORPUS[0][:45])
 

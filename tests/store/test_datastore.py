@@ -207,12 +207,11 @@ def test_the_largest_tokens_are_drafted(tmp_path):
 
 def test_the_documents_are_the_same_text_for_another_tokenizer(tokenizer, tmp_path):
     texts = ["def f(x):\n    return x\n", "naïve ☃\n"]
-    options = {"num_proc": 1}
-    about = {"corpus_name": "three texts", "license": "mit", **options}
+    about = {"corpus_name": "three texts", "license": "mit"}
     store = Datastore.build(texts, tokenizer, tmp_path / "store", **about)
     words = copy.deepcopy(tokenizer)
     words.add_tokens(["return"])
-    other = store.retokenize(words, tmp_path / "other", **options)
+    other = store.retokenize(words, tmp_path / "other")
     assert other.tokens == store.tokens - 5
     assert [words.decode(ids) for ids in other.iter_documents()] == texts
     assert other.config.fingerprint != store.config.fingerprint

@@ -26,7 +26,6 @@ from hf_refspec.store.stored_tokenizer import (
 from tests.helpers.stored import entry_of
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
-OPTIONS = {"num_proc": 1}
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def store(tokenizer, tmp_path) -> Datastore:
     tokenizer.save_pretrained(folder)
     named = PreTrainedTokenizerFast.from_pretrained(folder)
     shutil.rmtree(folder)
-    return Datastore.build(TEXTS, named, tmp_path / "store", **OPTIONS)
+    return Datastore.build(TEXTS, named, tmp_path / "store")
 
 
 def assert_carries(store: Datastore) -> None:
@@ -46,7 +45,7 @@ def assert_carries(store: Datastore) -> None:
 
 def test_it_is_found_without_a_name_and_the_store_can_be_extended(store):
     assert_carries(store)
-    more = store.add(["more"], **OPTIONS)
+    more = store.add(["more"])
     carried = more.load_tokenizer()
     assert [carried.decode(ids) for ids in more.iter_documents()] == [*TEXTS, "more"]
     more.verify()
@@ -88,7 +87,7 @@ def test_a_damaged_one_is_refused_and_without_one_it_is_asked_for(store, content
 def test_of_chats_its_own_copy_adds_turns_and_a_chat_models_tokenizer_whole_chats(store, tokenizer):
     chats = Dataset.from_dict({"messages": [[{"role": "user", "content": "hello"}]]})
     for chosen, added in ((None, "hello"), (tokenizer, "user: hello\n")):
-        *_, last = Datastore(store.path).add(chats, chosen, **OPTIONS).iter_documents()
+        *_, last = Datastore(store.path).add(chats, chosen).iter_documents()
         assert tokenizer.decode(last) == added
 
 
@@ -123,7 +122,7 @@ REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"
 def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
     store, text = damaged(store, pre_tokenizer=REGEX), "a" * 40 + "b"
     with pytest.raises(DatastoreError, match=r"^the tokenizer fails on a text, 'aaa.*: "):
-        store.add([text], **OPTIONS)
+        store.add([text])
     assert len(StoreConfig.read(store.path).shards) == 1
     with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: "):
         searched(Namespace(store=str(store.path), text=text))
@@ -133,7 +132,7 @@ def test_a_decoder_that_panics_is_named(store, tokenizer, tmp_path):
     # No word of the text that every tokenizer has to read has an "h".
     store = damaged(store, decoder={"type": "Strip", "content": "h", "start": 10**9, "stop": 5})
     with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: index out of"):
-        store.retokenize(tokenizer, tmp_path / "new", **OPTIONS)
+        store.retokenize(tokenizer, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

@@ -40,7 +40,7 @@ def bench(folder, printed):
 def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
     bench, prompts, tmp_path, tokenizer
 ):
-    Datastore.build(ASKED, tokenizer, tmp_path / "store", num_proc=1)
+    Datastore.build(ASKED, tokenizer, tmp_path / "store")
     drafters = ["auto", f"ReferenceCopy | DatastoreDrafts={tmp_path / 'store'}"]
     options = ["--drafters", *drafters, "--max-draft-tokens", "auto", 8, "--max-new-tokens", 12]
     printed = bench("--prompts", prompts, *options)
@@ -143,8 +143,7 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, tokenizer) -> Datastore:
     folder = tmp_path_factory.mktemp("stores") / "store"
-    options = {"num_proc": 1}
-    return Datastore.build(list(TEXTS.values())[:2], tokenizer, folder, **options)
+    return Datastore.build(list(TEXTS.values())[:2], tokenizer, folder)
 
 
 @pytest.fixture

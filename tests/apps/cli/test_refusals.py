@@ -37,12 +37,11 @@ def root(tmp_path_factory, folder, templateless, tokenizer) -> Path:
     (root / "templateless").symlink_to(templateless)
     shutil.copytree(templateless, root / "no_system")
     (root / "no_system" / "chat_template.jinja").write_text(NO_SYSTEM)
-    options = {"num_proc": 1}
-    store = Datastore.build(["the cat sat on the mat"], tokenizer, root / "store", **options)
+    store = Datastore.build(["the cat sat on the mat"], tokenizer, root / "store")
     store.compact(root / "compact")
     words = word_tokenizer("a")
     words.save_pretrained(root / "words")
-    Datastore.build([[0, 0]], words, root / "of_words", **options)
+    Datastore.build([[0, 0]], words, root / "of_words")
     return root
 
 

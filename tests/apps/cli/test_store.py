@@ -33,7 +33,7 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, corpus, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "store"
-    Datastore.build(corpus, tokenizer, folder, num_proc=1)
+    Datastore.build(corpus, tokenizer, folder)
     return folder
 
 

@@ -78,7 +78,7 @@ def test_references_and_a_datastore_leave_the_ids_plain(
     folder = tmp_path / "repository"
     assert main(["publish", "owner/refspec", "--out", str(folder), *INDEX]) == 0
     store = rs.Datastore.build([PROMPT], tokenizer, tmp_path / "store")
-    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer(PROMPT, return_tensors="pt")
     call = {**inputs, "max_new_tokens": 40}
     plain = byte_llama.generate(**call)
     call |= {"custom_generate": str(folder), "trust_remote_code": True}
@@ -99,7 +99,7 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
         from transformers import AutoModelForCausalLM, AutoTokenizer
         tokenizer = AutoTokenizer.from_pretrained({str(model_folder)!r})
         model = AutoModelForCausalLM.from_pretrained({str(model_folder)!r})
-        inputs = tokenizer({PROMPT!r}, return_tensors="pt", return_token_type_ids=False)
+        inputs = tokenizer({PROMPT!r}, return_tensors="pt")
         plain = model.generate(**inputs, max_new_tokens=40)
         print("hf_refspec" in sys.modules)
         ids = model.generate(**inputs, max_new_tokens=40, custom_generate="owner/refspec",

@@ -64,7 +64,7 @@ def plain(speller, tokenizer):
     def text(message=None, prompt=None, seed=0, max_new_tokens=32, model=speller, **options) -> str:
         if prompt is None:
             prompt = f"user: {message}\nassistant: "
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        inputs = tokenizer(prompt, return_tensors="pt")
         torch.manual_seed(seed)
         options = {"do_sample": False, **options}
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
