@@ -22,6 +22,24 @@ def dataset(**rows):
     return datasets.Dataset.from_dict(rows)
 
 
+def stream(**rows):
+    return dataset(**rows).to_iterable_dataset(num_shards=min(2, *map(len, rows.values())))
+
+
+def pandas_frame(**rows):
+    return pytest.importorskip("pandas").DataFrame(rows)
+
+
+def polars_frame(**rows):
+    return pytest.importorskip("polars").DataFrame(rows)
+
+
+@pytest.fixture(params=[dataset, stream, pandas_frame, polars_frame])
+def table(request):
+    """Makes a table of columns, of each kind that is read as its rows."""
+    return request.param
+
+
 @pytest.fixture
 def without_template(tokenizer):
     tokenizer = copy.copy(tokenizer)
@@ -29,14 +47,13 @@ def without_template(tokenizer):
     return tokenizer
 
 
-def test_a_named_column_is_read(read):
-    rows = dataset(text=["one", None, "two"], other=["x", "y", "z"], ids=[[1], [2], [3]])
-    for kind in (rows, rows.to_iterable_dataset(num_shards=2)):
-        assert read(kind) == ["one", "", "two"]
-        assert read(kind, column="other") == ["x", "y", "z"]
-        assert [ids.tolist() for ids in read(kind, column="ids")] == [[1], [2], [3]]
-        with pytest.raises(ValueError, match="column='nope' is not in the dataset; it has"):
-            read(kind, column="nope")
+def test_a_named_column_is_read(read, table):
+    rows = table(text=["one", None, "two"], other=["x", "y", "z"], ids=[[1], [2], [3]])
+    assert read(rows) == ["one", "", "two"]
+    assert read(rows, column="other") == ["x", "y", "z"]
+    assert [ids.tolist() for ids in read(rows, column="ids")] == [[1], [2], [3]]
+    with pytest.raises(ValueError, match="column='nope' is not in the dataset; it has"):
+        read(rows, column="nope")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +70,8 @@ def test_a_named_column_is_read(read):
         pytest.param({"text": ["a text"], "messages": [CHAT]}, [RENDERED], id="chats first"),
     ],
 )
-def test_the_column_is_found(read, rows, documents):
-    for kind in (dataset(**rows), dataset(**rows).to_iterable_dataset()):
-        assert read(kind) == documents
+def test_the_column_is_found(read, table, rows, documents):
+    assert read(table(**rows)) == documents
 
 
 @pytest.mark.parametrize(
@@ -66,9 +82,9 @@ def test_the_column_is_found(read, rows, documents):
         ({"id": ["0"], "chat": [[{"who": "me", "says": "hi"}]]}, r"one of \['id', 'chat'\]"),
     ],
 )
-def test_the_column_is_asked_for_where_none_is_safe(read, rows, message):
-    with pytest.raises(ValueError, match=message):
-        read(dataset(**rows))
+def test_the_column_is_asked_for_where_none_is_safe(read, table, rows, message):
+    with pytest.raises(ValueError, match=f"the dataset: which column .*{message}"):
+        read(table(**rows))
 
 
 def test_a_column_of_something_else_than_chats_is_named(read):

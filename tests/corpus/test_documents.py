@@ -170,29 +170,9 @@ def test_links_out_of_a_folder_or_to_hidden_files_are_skipped_and_counted(read, 
     assert read(folder / "notes.py") == ["secret"]  # a link that is named is meant
 
 
-TABLE = {"text": ["one", None, "two"], "n": [1, 2, 3]}
-CHATS = [HI] * 2
-
-
-def pandas_frame(columns):
-    return pytest.importorskip("pandas").DataFrame(columns)
-
-
-def polars_frame(columns):
-    return pytest.importorskip("polars").DataFrame(columns)
-
-
-@pytest.mark.parametrize("frame", [pandas_frame, polars_frame])
-def test_frames_are_read_as_their_rows(read, frame):
-    assert read(frame(TABLE)) == ["one", "", "two"]
-    assert read(frame({"a": ["x", "y"], "n": [1, 2]}), column="a") == ["x", "y"]
-    assert read(frame({"prompt": ["a", "b"], "completion": ["c", "d"]})) == ["ac", "bd"]
-    assert read(frame({"messages": CHATS, "text": ["x", "y"]})) == ["user: hi\n"] * 2
-    assert read(frame({"a": ["x", "y"]})["a"]) == ["x", "y"]
-    with pytest.raises(ValueError, match=r"the dataset: which column .* \['a', 'b'\]"):
-        read(frame({"a": ["x"], "b": ["y"]}))
-    with pytest.raises(ValueError, match="column='c' is not in the dataset"):
-        read(frame(TABLE), column="c")
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_column_of_a_frame_is_read(read, library):
+    assert read(pytest.importorskip(library).DataFrame({"a": ["x", "y"]})["a"]) == ["x", "y"]
 
 
 def test_what_is_missing_in_pandas_is_no_document(read, tmp_path):
@@ -202,7 +182,7 @@ def test_what_is_missing_in_pandas_is_no_document(read, tmp_path):
     twice = pandas.DataFrame([["a", "b"]], columns=["text", "text"])
     with pytest.raises(ValueError, match=r"[Dd]uplicate column names"):
         read(twice)
-    pandas_frame({"messages": CHATS}).to_parquet(tmp_path / "chats.parquet")
+    pandas.DataFrame({"messages": [HI] * 2}).to_parquet(tmp_path / "chats.parquet")
     frame = pandas.read_parquet(tmp_path / "chats.parquet")  # its lists are arrays
     assert read(frame) == ["user: hi\n"] * 2
 
