@@ -26,6 +26,8 @@ from tests.helpers.calls import GREEDY, PROMPT, StopAtCall, padded_prompts
 from tests.helpers.drafters import Prophet, Prophets
 from tests.helpers.pass_times import passes_take
 
+NEW_TOKENS = 24  # of the longest texts
+
 
 class ReadsStates(CandidateGenerator):
     """A generator that would read hidden states."""
@@ -73,7 +75,7 @@ class Cases:
     model: PreTrainedModel
     own: PreTrainedModel
 
-    def __init__(self, rank: int, prompt: torch.Tensor = PROMPT, new_tokens: int = 32):
+    def __init__(self, rank: int, prompt: torch.Tensor = PROMPT, new_tokens: int = NEW_TOKENS):
         self.rank, self.prompt = rank, prompt
         self.options = {**GREEDY, "max_new_tokens": new_tokens}
         self.plain = self.own.generate(prompt, **self.options)
@@ -150,7 +152,7 @@ class Tensor(Cases):
         torch.manual_seed(self.rank)
         options |= {"return_dict_in_generate": True, "output_scores": True}
         output = self.generate(**options, candidate_generator=self.prophet(plain))
-        assert len(output.scores) == 32
+        assert len(output.scores) == NEW_TOKENS
         return plain, output.sequences
 
     def rows(self, repeats: int = 1, branches: int = 2):
@@ -200,7 +202,7 @@ class Tensor(Cases):
 
     def boundary(self):
         """Past the length of the window, where another probe decides."""
-        options = {**self.options, "max_new_tokens": 4 * WINDOW}
+        options = {**self.options, "max_new_tokens": 2 * WINDOW}
         plain = self.windowed.generate(PROMPT, **options)
         drafter = Prophet(plain, 0.9)
         return plain, self.windowed.generate(PROMPT, **options, candidate_generator=drafter)
@@ -232,7 +234,7 @@ class Sharded(Cases):
             AutoModelForCausalLM.from_pretrained(folder / "llama", **split)
             for split in ({"distributed_config": config}, {})
         )
-        super().__init__(rank, (PROMPT + 11 * rank) % 97, new_tokens=(40, 12, 25)[rank])
+        super().__init__(rank, (PROMPT + 11 * rank) % 97, new_tokens=(NEW_TOKENS, 8, 16)[rank])
 
     def plainly(self):
         return self.plain, self.generate()
