@@ -33,7 +33,7 @@ def foreign_code(model: PreTrainedModel) -> str | None:
         foreign = next((part for part in _parts(code) if not _is_trusted(part)), None)
         if foreign is not None:
             name = getattr(foreign, "__qualname__", type(foreign).__qualname__)
-            return f"{place} `{name}` of {_package_of(foreign) or 'unknown origin'}"
+            return f"{place} `{name}` of {package_of(foreign) or 'unknown origin'}"
     return None
 
 
@@ -45,10 +45,10 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         yield "torch has the global forward hook", code
     for name in _OF_TORCH:
         yield f"torch has in the place of its `{name}` the function", getattr(nn.functional, name)
-    own_package = _package_of(type(model))
+    own_package = package_of(type(model))
     known = _TRUSTED | {own_package}
     kinds = dict.fromkeys(map(type, model.modules()))
-    modules = dict.fromkeys(kind.__module__ for kind in kinds if _package_of(kind) in known)
+    modules = dict.fromkeys(kind.__module__ for kind in kinds if package_of(kind) in known)
     sources = [sys.modules[name] for name in modules if name in sys.modules]
     imported = {id(value) for source in sources for value in vars(source).values()}
     for kind in kinds:
@@ -68,14 +68,14 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         for code in attributes["_forward_hooks"].values():
             yield f"{of_module} has the forward hook", code
         kind = type(module)
-        if not (is_quantised or _package_of(kind) in known or id(kind) in imported):
+        if not (is_quantised or package_of(kind) in known or id(kind) in imported):
             yield f"{of_module} has been replaced by the module", kind
         forward = getattr_static(kind, "forward", None)
         owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
-        own = {own_package, _package_of(owner)}
+        own = {own_package, package_of(owner)}
         replaced = [attributes.get("forward"), attributes.get("_old_forward"), forward]
         for code in replaced:
-            others = [part for part in _parts(code) if _package_of(part) not in own]
+            others = [part for part in _parts(code) if package_of(part) not in own]
             yield from ((f"{of_module} has the replaced forward", part) for part in others)
         # accelerate's forward runs the hooks that it was given.
         hook = attributes.get("_hf_hook")
@@ -87,7 +87,7 @@ def _replaced_functions(source: ModuleType) -> Iterator[tuple[str, FunctionType]
     """Third-party functions, by name, that have replaced those that a module defines."""
     own = _TRUSTED | {source.__name__.partition(".")[0]}
     for name, value in vars(source).items():
-        is_foreign = type(value) is FunctionType and _package_of(value) not in own
+        is_foreign = type(value) is FunctionType and package_of(value) not in own
         if is_foreign and name in _defined_functions(source):
             yield name, value
 
@@ -114,10 +114,10 @@ def _parts(code: Any) -> Iterator[Any]:
 
 
 def _is_trusted(part: Any) -> bool:
-    return hasattr(part, "only_reads") or _package_of(part) in _TRUSTED
+    return hasattr(part, "only_reads") or package_of(part) in _TRUSTED
 
 
-def _package_of(part: Any) -> str:
+def package_of(part: Any) -> str:
     """The package that a function, a class or an object's class was written in.
 
     Wrappers copy `__module__`, but not their globals."""

@@ -45,7 +45,8 @@ from .transformers_names import (
     mask_length,
 )
 from .verification.caches import crosses_images, find_cache, has_static_layers
-from .verification.model_memo import Finding, memo_of
+from .verification.finding import Finding
+from .verification.model_memo import memo_of
 from .verification.ranks import Ranks
 
 VERIFICATIONS = ("auto", "tree", "chain", "reproducible")

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.verification import finding
 from hf_refspec.warm_up import warmup
 from tests.helpers import byte_model
 from tests.helpers.architectures import small
@@ -50,6 +51,14 @@ def pytest_terminal_summary(terminalreporter):
     """Says once what data was missing, and where to get it."""
     for line in whats_missing():
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_findings_of_other_runs():
+    """Tests probe their models, whatever this machine's folder of findings has."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(finding, "findings_folder", lambda: Path(os.devnull))
+        yield
 
 
 @pytest.fixture(scope="session")

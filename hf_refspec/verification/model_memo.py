@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from inspect import getattr_static
 from types import FunctionType, MethodType
@@ -24,10 +23,12 @@ from transformers import PreTrainedModel
 from ..kernels.pass_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import HAS_CAPTURING_HOOKS, keeps_state_in_modules
+from .finding import FindingsFile
 
 # Not an attribute of the model: no copy, pickle or fingerprint of it should hold the findings.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _MOVING = "attributes that forward passes change"
+FINDINGS_FILE = "file"
 # The states that have findings: adapters that are switched on and off are not probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
@@ -38,35 +39,6 @@ _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
 _HARMLESS = {"make_inputs_require_grads", "make_inputs_require_grad", "output_capturing_hook"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of a probe, as distances relative to the spread of the logits."""
-
-    exact: bool  # true if the verifier may be used
-    error: float = 0.0  # the distance of its logits from single steps'
-    # The distance of a single pass over all tokens without a cache, where it was in question.
-    rounding: float | None = None
-    leak: float | None = None  # the effect of other branches' content, where measured
-    # True if a library's kernels round each product of a float32 model as bfloat16 would.
-    rounds_products: bool = False
-    same_bits: bool = True  # true if drafts change no bit of logits, where it promises that
-    failure: str | None = None  # the exception of the model, or its dropout
-    lacked_memory: bool = False  # which says nothing about the model
-    passes: int = 0  # the forward passes that it took
-
-    def __str__(self) -> str:
-        if self.failure is not None:
-            return self.failure
-        if not self.same_bits:
-            return "bits of logits depend on what else is in a pass"
-        text = f"logits are {self.error:.1e} off those of single steps"
-        if self.rounding is not None:
-            text += f", where rounding alone makes {self.rounding:.1e}"
-        if self.leak is not None:
-            text += f", and other branches change them by {self.leak:.1e}"
-        return text
-
-
 def memo_of(model: nn.Module) -> dict[Any, Any]:
     """The findings about a model in any state; none at first. Keys name all that a finding
     depends on; no value may refer to the model, which would then never be freed."""
@@ -74,13 +46,14 @@ def memo_of(model: nn.Module) -> dict[Any, Any]:
 
 
 def memo_of_state(model: nn.Module) -> dict[Any, Any]:
-    """The findings about a model in its present state; none in a new one."""
+    """The findings about a model in its present state; in a new one, those that a file has kept."""
     states: list[tuple[_State, dict[Any, Any]]] = memo_of(model).setdefault("states", [])
     now = _State(model)
     for state, memo in states[:]:  # a copy: other threads may be here as well
         if state == now:
             return memo
-    states.insert(0, (now, {}))
+    file = FindingsFile(model, now.values)
+    states.insert(0, (now, {FINDINGS_FILE: file, **file.read()}))
     del states[_MOST_STATES:]
     return states[0][1]
 
@@ -184,29 +157,29 @@ class _State:
         parts: list[Any] = modules + [
             forward for forward in forwards if type(forward) is FunctionType
         ]
-        self._values: list[Any] = _settings(model)
+        self.values: list[Any] = _settings(model)
         for module in modules:
             attributes = dict(vars(module))
             left_out = {HAS_CAPTURING_HOOKS, *moving.get(module, ())}
             for name, value in attributes.items():
                 if type(value) in _SIMPLE and name not in left_out:
-                    self._values.append(value)  # training mode, rates of dropout, active adapters
+                    self.values.append(value)  # training mode, rates of dropout, active adapters
                 elif type(value) in _FUNCTIONS:
                     parts += _parts_of(value)  # replaced by accelerate, torch.compile or the user
                 elif name in _LISTS:
-                    self._values += value
+                    self.values += value
             hooks = {**attributes["_forward_pre_hooks"], **attributes["_forward_hooks"]}
             for number, hook in hooks.items():
                 reads = hasattr(hook, "only_reads")
                 if not reads and getattr(hook, "__name__", None) not in _HARMLESS:
                     is_function = type(hook) in _FUNCTIONS
                     parts += _parts_of(hook) if is_function else []
-                    self._values += [] if is_function else [number]
+                    self.values += [] if is_function else [number]
             for parameter in attributes["_parameters"].values():
                 # Offloaded weights are new objects after every pass.
                 if parameter is not None and not parameter.is_meta:
                     parts.append(parameter)
-                    self._values.append(parameter.dtype)
+                    self.values.append(parameter.dtype)
         self._identities = [*map(id, parts)]
         self._references = [*map(weakref.ref, parts)]
 
@@ -214,7 +187,7 @@ class _State:
         return (
             isinstance(other, _State)
             and self._identities == other._identities
-            and self._values == other._values
+            and self.values == other.values
             # The id of a deleted object can be reused.
             and all(reference() is not None for reference in self._references)
         )

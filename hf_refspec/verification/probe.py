@@ -27,7 +27,8 @@ from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
 from ..text_config import attends_locally, boundaries, special_ids, text_config
 from ..transformers_names import USUAL_ARGUMENTS, next_kwargs, prefill, takes_usual_steps
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
-from .model_memo import Finding, memo_of_state, probing
+from .finding import Finding
+from .model_memo import FINDINGS_FILE, memo_of_state, probing
 from .passes import (
     FixedTokens,
     TokenSequence,
@@ -189,24 +190,34 @@ def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
     """The finding about a call like this; a model's state is probed once, counted by `stats`."""
     model = call.model
     key = _key(call)
-    known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
-    if known is not None:
-        return known
-    finding = probe(call)
-    if stats is not None:
-        stats.add(probe_passes=finding.passes)
-    if not finding.lacked_memory:
-        memo_of_state(model)[key] = finding  # the probe has shown what belongs to the state
+    memo = memo_of_state(model)
+    finding: Finding | None = Ranks.of(model).agree(memo.get(key))
+    if finding is None:
+        finding = probe(call)
+        if stats is not None:
+            stats.add(probe_passes=finding.passes)
+        if finding.exact:
+            memo[FINDINGS_FILE].add(key, finding)
+        memo = memo_of_state(model)  # the probe has shown what belongs to the state
+        if not finding.lacked_memory:
+            memo[key] = finding
+    if finding.rounds_products and finding.exact and _SAID not in memo:
+        memo[_SAID] = True
+        logger.warning(
+            "%s multiplies quantised weights with the precision of bfloat16: as there, drafts may "
+            "exchange tokens that are nearly equally likely.",
+            type(model).__name__,
+        )
     return finding
 
 
-def _key(call: ProbedCall) -> tuple[Any, ...]:
+def _key(call: ProbedCall) -> str:
     """All that a finding depends on, apart from the state of the model."""
     kwargs = call.model_kwargs
     config = call.config
-    return (
-        "exact",
-        call.kind,
+    parts = (
+        call.kind.name,
+        getattr(call.kind.entries, "__name__", None),  # two kinds verify chains
         min(call.rows, 2),
         call.rows > 1 or has_padding(kwargs),
         kwargs.get("token_type_ids") is not None,
@@ -215,6 +226,7 @@ def _key(call: ProbedCall) -> tuple[Any, ...]:
         call.boundary,
         "" if config is None or config.disable_compile else repr(config.compile_config),
     )
+    return repr(parts)
 
 
 def probe(call: ProbedCall) -> Finding:
@@ -244,15 +256,7 @@ def probe(call: ProbedCall) -> Finding:
         is_decided = exact == needed and kind is not REPRODUCIBLE  # bits are compared in all texts
         if is_decided or seed + 1 - exact == 2 or not finding.same_bits:
             break
-    found = replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
-    if found.exact and found.rounds_products and _SAID not in memo_of_state(model):
-        memo_of_state(model)[_SAID] = True
-        logger.warning(
-            "%s multiplies quantised weights with the precision of bfloat16: as there, drafts may "
-            "exchange tokens that are nearly equally likely.",
-            type(model).__name__,
-        )
-    return found
+    return replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
 
 
 def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:

@@ -1,0 +1,162 @@
+"""Findings on disk hold for the next processes, and for no other model."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from hf_refspec.verification import finding
+from tests.helpers.architectures import small
+from tests.helpers.calls import assert_lossless, padded_prompts
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder of findings."""
+    monkeypatch.setattr(finding, "findings_folder", lambda: tmp_path / "findings")
+    return tmp_path / "findings"
+
+
+def probe_passes(model, rows=1, verification="auto") -> int:
+    """The passes that a drafted call spends on probes; its ids are plain decoding's."""
+    stats = assert_lossless(model, [0.9] * rows, padded_prompts(rows), verification)
+    assert stats.mat > 1.2
+    return stats.probe_passes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_model_that_was_found_exact_is_not_probed_by_the_next_process(
+    model_type, rows, dtype, folder
+):
+    assert probe_passes(small(model_type, dtype), rows) > 0
+    assert probe_passes(small(model_type, dtype), rows) == 0  # no finding in memory is about it
+
+
+def test_each_kind_and_number_of_rows_has_its_own_finding(folder):
+    def passes(rows: int, verification: str) -> int:
+        return probe_passes(small("llama"), rows, verification)
+
+    calls = [(1, "tree"), (1, "chain"), (2, "tree")]
+    assert all(passes(*call) > 0 for call in calls)
+    assert [passes(*call) for call in calls] == [0, 0, 0]
+
+
+def another_value(model):
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+
+
+def another_setting(model):
+    model.config.rms_norm_eps *= 2
+
+
+def another_attribute(model):
+    model.model.layers[0].self_attn.scaling *= 2
+
+
+def another_attention(model):
+    model.set_attn_implementation("eager")
+
+
+def another_type(model):
+    model.to(torch.bfloat16)
+
+
+def another_function(model, monkeypatch):
+    source = sys.modules[type(model).__module__]
+    usual = source.create_causal_mask
+    monkeypatch.setattr(source, "create_causal_mask", lambda **options: usual(**options))
+
+
+CHANGES = [
+    *(another_value, another_setting, another_attribute, another_attention, another_type),
+    another_function,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_model_is_probed(change, folder, monkeypatch):
+    assert probe_passes(small("llama")) > 0
+    model = small("llama")
+    change(model, monkeypatch) if change is another_function else change(model)
+    assert probe_passes(model) > 0
+
+
+def test_a_model_with_another_number_of_threads_is_probed(folder):
+    assert probe_passes(small("llama")) > 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert probe_passes(small("llama")) > 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+class OwnLlama(LlamaForCausalLM):
+    """A class whose code may be another in the next process."""
+
+
+def test_models_with_third_party_code_are_not_kept(folder):
+    for _ in range(2):
+        model = small("llama")
+        model.__class__ = OwnLlama
+        assert probe_passes(model) > 0
+    model = small("llama")
+    model.register_forward_hook(lambda module, arguments, output: None)
+    assert probe_passes(model, verification="tree") > 0
+    assert not folder.exists()
+
+
+def test_a_refused_model_is_probed_in_each_process(folder):
+    """A failure may have had another cause, such as code that has been mended since."""
+    for _ in range(2):
+        stats = assert_lossless(small("mamba"))
+        assert stats.mat == 1.0 and stats.probe_passes > 0
+    assert not folder.exists()
+
+
+DAMAGE = {
+    "empty": b"",
+    "no JSON": b"{",
+    "no text": b"\xff\xfe",
+    "a list": b"[true]",
+    "other values": b'{"a": {"exact": true}, "b": 1}',
+    "too large": b'{"a": true}' + b" " * (1 << 16),
+    "too deep": b"[" * 50_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_replaced(content, folder):
+    assert probe_passes(small("llama")) > 0
+    [file] = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    assert probe_passes(small("llama")) > 0
+    assert [each.read_bytes() for each in folder.iterdir()] == [whole]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself"])
+def test_what_is_no_file_is_left_alone(kind, folder):
+    assert probe_passes(small("llama")) > 0
+    [file] = folder.iterdir()
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(file)
+    assert probe_passes(small("llama")) > 0
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_probe(folder):
+    folder.write_text("a file in its place")
+    assert probe_passes(small("llama")) > 0
+    assert folder.read_text() == "a file in its place"
