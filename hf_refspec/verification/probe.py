@@ -3,7 +3,8 @@
 There is no list of model names: the probe verifies tiny drafts, and compares their logits with what
 plain decoding computes. A call that has begun with plain steps verifies these once more, as a
 draft; other calls have a text made up for them. The finding is kept with the model for as long as
-nothing that can change its logits has changed, see `model_memo.py`.
+nothing that can change its logits has changed, see `model_memo.py`, and for later processes, see
+`finding.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
 Another probe crosses such a length once a text is there, see `generation/plan.py`.
