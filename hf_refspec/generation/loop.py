@@ -120,7 +120,6 @@ class Loop:
         taken: Accepted,
     ) -> None:
         """Shows the drafters what was verified, and counts it."""
-        self.limits.remember(rows, result.logits)
         top = taken.top
         counts = []
         for row, tree, root, of_row in zip(rows, drafts, result.roots, taken.rows, strict=True):

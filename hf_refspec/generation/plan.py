@@ -19,7 +19,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ..drafting.contract import Call, Speed, checked_draft
 from ..drafting.stats import DraftStats
@@ -33,7 +32,7 @@ from ..text_config import (
     vocab_size_of,
 )
 from ..verification.model_memo import Watch
-from ..verification.probe import REPLAYED, PlainSteps, ProbedCall, known_finding
+from ..verification.probe import ProbedCall, known_finding
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .row import Row
@@ -246,21 +245,9 @@ class DraftLimits:
                 self.refused = why_refused(finding, boundary)
                 break
             self._is_probed = True
-            self._call = self._call._replace(steps=None)
             if boundary is not None:
                 self._boundaries.remove(boundary)
         return self.refused is None
-
-    def remember(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
-        """Keeps the logits `(1, vocab_size)` of the prompt and of the first plain steps, each of
-        which has added a token to the row; a probe of the verifier replays them."""
-        if self._is_probed:
-            return
-        text = rows[0].seen
-        steps = self._call.steps or PlainSteps(self.verifier, text, len(text) - 1, [])
-        if len(steps.logits) <= REPLAYED:
-            steps.logits.append(logits[0])
-        self._call = self._call._replace(steps=steps)
 
     def watch(self, rows: Sequence[Row]) -> Callable[[], bool] | None:
         """A function that is true until code of others that these rows call, such as a criterion

@@ -1,8 +1,7 @@
 """Which verifier a call gets: the best one that a probe has found exact with the model itself.
 
-There is no list of model names: the probe verifies tiny drafts, and compares their logits with what
-plain decoding computes. A call that has begun with plain steps verifies these once more, as a
-draft; other calls have a text made up for them. The finding is kept with the model for as long as
+There is no list of model names: the probe makes up a text, verifies tiny drafts in it, and compares
+their logits with what plain decoding computes. The finding is kept with the model for as long as
 nothing that can change its logits has changed, see `model_memo.py`, and for later processes, see
 `finding.py`.
 
@@ -32,7 +31,6 @@ from .finding import Finding
 from .model_memo import FINDINGS_FILE, memo_of_state, probing
 from .passes import (
     FixedTokens,
-    TokenSequence,
     UnverifiableError,
     computing_dtype,
     prepared,
@@ -67,19 +65,9 @@ _AGREEMENT = 1e-5
 _SHORT_ROUNDING = torch.finfo(torch.bfloat16).eps ** 0.5
 # The path of the text by which a quantised model is compared with itself.
 _LONG_PATH = 16
-REPLAYED = 3  # plain steps of a call, as many as `budget.py` measures before the first draft
 _OF_QUANTISED = "own rounding"
 _SAID = "said that products are rounded"
 _DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
-
-
-class PlainSteps(NamedTuple):
-    """The beginning of a call with a single row: its prompt and k plain steps."""
-
-    verifier: Verifier  # has run them
-    text: TokenSequence
-    length: int  # of the prompt
-    logits: list[torch.Tensor]  # (vocab_size,) each, after the prompt and after each step
 
 
 class ProbedCall(NamedTuple):
@@ -91,7 +79,6 @@ class ProbedCall(NamedTuple):
     model_kwargs: dict[str, Any]
     boundary: int | None = None  # a length that the text of the probe crosses
     config: GenerationConfig | None = None  # whose passes may be compiled
-    steps: PlainSteps | None = None  # with which it has begun
 
 
 @dataclass(frozen=True)
@@ -231,8 +218,7 @@ def _key(call: ProbedCall) -> str:
 
 
 def probe(call: ProbedCall) -> Finding:
-    """Verifies drafts in texts until they show whether logits equal plain decoding's. The steps of
-    the call itself can only show that they do."""
+    """Verifies drafts in texts until they show whether logits equal plain decoding's."""
     kind = call.kind
     model = call.model
     device = call_device(model, call.model_kwargs)
@@ -242,12 +228,6 @@ def probe(call: ProbedCall) -> Finding:
         return own
     is_long = computing_dtype(model, device) == torch.float32
     exact, passes = 0, own.passes
-    steps = call.steps
-    if is_long and steps and len(steps.logits) > REPLAYED:
-        replayed = _found(call, device)
-        passes += replayed.passes
-        if replayed.exact:
-            return replace(replayed, passes=passes)
     for seed in range(_TEXTS):
         finding: Finding = ranks.agree(_found(call, device, seed))
         needed = 1 if is_long and not finding.rounds_products else 2
@@ -298,13 +278,13 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     return found
 
 
-def _found(call: ProbedCall, device: torch.device, seed: int | None = None) -> Finding:
-    """The finding of one text, which the `seed` makes up, or the call's own steps."""
+def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
+    """The finding of the text that the `seed` makes up."""
     before = random_state(device)
     texts: _Texts | None = None
     try:
         with probing(call.model):
-            texts = _Replay(call, device) if seed is None else _Texts(call, device, seed)
+            texts = _Texts(call, device, seed)
             finding = texts.finding(call.kind)
     except UnverifiableError as error:
         finding = Finding(False, failure=str(error))
@@ -461,10 +441,15 @@ class _Texts:
     def _verified(self, kind: Kind, distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over the rest: `(5 R + 1, vocab_size)`, with a second row 3 more."""
-        verifier = self._begun(kind)
-        first, path = self._drafted(verifier, distractors)
+        verifier = self._verifier(kind)
+        none = [DraftTree.empty()] * self.rows
+        verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
+        self.passes += 1
+        draft, path = self._draft(kind, distractors)
+        first = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
+        self.passes += 1
         # Then both rows, of which the second is padded, continue at different positions.
-        kept = [len(path) - 1, 1][: self.rows]
+        kept = [_PATH - 1, 1][: self.rows]
         verifier.keep([path[:count] for count in kept])
         lengths = [self.prompt + count + 1 for count in kept]
         rest = [DraftTree.empty(), DraftTree.chain(self.path[2:])][: self.rows]
@@ -474,26 +459,9 @@ class _Texts:
             second.logits[root : root + 1 + len(draft)]
             for root, draft in zip(second.roots, rest, strict=True)
         ]
-        return torch.cat([first, *after])
-
-    def _drafted(
-        self, verifier: Verifier, distractors: np.ndarray
-    ) -> tuple[torch.Tensor, list[int]]:
-        """The logits `(5 R, vocab_size)` of a pass over a draft for each row, at its root and its
-        path; and the nodes of the path."""
-        draft, path = self._draft(verifier.kind, distractors)
-        result = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
-        self.passes += 1
-        nodes = (0, *(1 + node for node in path))
-        return result.logits[[root + node for root in result.roots for node in nodes]], path
-
-    def _begun(self, kind: Kind) -> Verifier:
-        """A verifier that has run the prompts but for their last tokens."""
-        verifier = self._verifier(kind)
-        none = [DraftTree.empty()] * self.rows
-        verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
-        self.passes += 1
-        return verifier
+        nodes = [0, *(1 + node for node in path)]
+        drafted = first.logits[[root + node for root in first.roots for node in nodes]]
+        return torch.cat([drafted, *after])
 
     def _verifier(self, kind: Kind) -> Verifier:
         """A verifier with its own cache of the call's length."""
@@ -539,36 +507,6 @@ class _Texts:
             path.append(parent)
         probs = np.ones(len(tokens), dtype=np.float32)
         return DraftTree(np.array(tokens), np.array(parents, dtype=np.int32), probs), path
-
-
-class _Replay(_Texts):
-    """The beginning of the call itself as text, its first tokens as path: their logits are known
-    from a prompt that the model has run by itself and from plain steps.
-
-    Copies of the call's own cache verify it: four passes, where a text that is made up takes nine.
-    In short types rounding would hide what a long text shows.
-    """
-
-    def __init__(self, call: ProbedCall, device: torch.device) -> None:
-        super().__init__(call, device, seed=0)
-        assert call.steps is not None
-        self._verifier_of_call, text, self.prompt, self._logits = call.steps
-        self.text = text.ids[:, : self.prompt + len(self._logits) - 1]
-        self.path = self.text[0, self.prompt :].numpy(force=True)
-        self.others = np.setdiff1d(_ordinary_ids(call.model), self.path)
-
-    def finding(self, kind: Kind) -> Finding:
-        expected = torch.stack([*self._logits, self._logits[-1]])
-        error = self._difference(self._verified(kind, self.others[:_DISTRACTORS]), expected)
-        # In a long text a few branches that leak may change next to nothing, in its beginning much.
-        self.prompt = min(self.prompt, _PROMPT)
-        branches = self.others[:_DISTRACTORS], self.others[-_DISTRACTORS:]
-        one, other = (self._drafted(self._begun(kind), ids)[0] for ids in branches)
-        leak = self._difference(one, other)
-        return Finding(max(error, leak) <= _AGREEMENT, error, leak=leak)
-
-    def _begun(self, kind: Kind) -> Verifier:
-        return self._verifier_of_call.copy(self.prompt - 1)
 
 
 def _multiplies_integers(model: PreTrainedModel) -> bool:

@@ -35,7 +35,6 @@ from ..drafting.contract import States
 from ..drafting.tree import DraftTree
 from ..transformers_names import SHARED_KV, cache_name, shared_layers
 from .caches import (
-    call_device,
     can_be_cropped,
     find_cache,
     fresh_kwargs,
@@ -207,20 +206,6 @@ class Verifier:
         layers = self.entries.keys_and_values(length) if shared else []
         shared_kv = {name: layers[layer] for name, layer in shared.items()} or None
         return replace(states, hidden_states=hidden_states, shared_kv=shared_kv)
-
-    def copy(self, length: int) -> Verifier:
-        """Another verifier of this kind, which has run the first tokens of the only row: it has a
-        copy of their keys and values. The row has no padding and the cache all of its tokens."""
-        device = call_device(self.model, self.model_kwargs)
-        mask = torch.ones((1, length), dtype=torch.int64, device=device)
-        model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
-        cache = find_cache(model_kwargs)
-        assert cache is not None
-        for layer, states in enumerate(self.entries.keys_and_values(length)):
-            cache.update(*states, layer)
-        verifier = Verifier(self.kind, self.model, self.generation_config, model_kwargs)
-        verifier._begin(Prefill(self.model, model_kwargs, {}, length, [0]))
-        return verifier
 
     def mark(self) -> Callable[[], None]:
         """A function that goes back to the present, any number of times, as the rows have done."""
