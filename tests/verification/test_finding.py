@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -160,3 +161,37 @@ def test_a_folder_that_cannot_be_written_costs_only_the_probe(folder):
     folder.write_text("a file in its place")
     assert probe_passes(small("llama")) > 0
     assert folder.read_text() == "a file in its place"
+
+
+_CALL = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+import hf_refspec as rs
+
+rs.warmup()
+torch.manual_seed(0)
+sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).eval()
+drafter = rs.ReferenceCopy()
+prompt = torch.arange(40).repeat(2)[None]
+ids = model.generate(prompt, candidate_generator=drafter, max_draft_tokens=8, max_new_tokens=24)
+print(drafter.stats.probe_passes, drafter.stats.drafted > 0, ids.tolist())
+"""
+
+
+@pytest.mark.nightly
+def test_a_second_process_does_not_probe_and_returns_the_same_ids(tmp_path):
+    environment = {**os.environ, "HF_HOME": str(tmp_path)}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", _CALL],
+            env={**environment, "PYTHONHASHSEED": str(seed)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.split(maxsplit=2)
+        for seed in (1, 2)
+    ]
+    (first, drafted, ids), later = outputs
+    assert int(first) > 0 and drafted == "True"
+    assert later == ["0", "True", ids]
