@@ -199,14 +199,16 @@ def test_two_builds_of_one_path(tmp_path, tokenizer, store):
         writer = threading.Thread(target=write, args=[slow()])
         writer.start()
         assert begun.wait(600)
-        with pytest.raises(DatastoreError, match="is being written by another process"):
-            write(TEXTS)
-        error = in_a_child(lambda write=write: write(TEXTS))
-        assert isinstance(error, DatastoreError)
-        if before:
-            assert StoreConfig.read(path).shards and content_of(path).items() >= before.items()
-        go_on.set()
-        writer.join()
+        try:
+            with pytest.raises(DatastoreError, match="is being written by another process"):
+                write(TEXTS)
+            error = in_a_child(lambda write=write: write(TEXTS))
+            assert isinstance(error, DatastoreError)
+            if before:
+                assert StoreConfig.read(path).shards and content_of(path).items() >= before.items()
+        finally:
+            go_on.set()
+            writer.join()
     expected = [text for text in TEXTS if text]
     assert texts_of(tmp_path / "other", tokenizer) == expected
     assert texts_of(store, tokenizer) == expected * 2
