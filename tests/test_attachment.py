@@ -76,20 +76,26 @@ def test_a_call_that_names_a_drafter_or_none_ignores_the_attached_one(llama, pla
         assert (attachment.stats.tokens, attachment.stats.drafted) == (24, 0)
 
 
+def reason_of_plain_calls(model, caplog, **options) -> str:
+    """Asserts that calls of a model run plainly; returns the one message that says why."""
+    expected = model.generate(PROMPT, **GREEDY, **options)
+    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach() as attachment:
+        for _ in range(2):
+            assert torch.equal(model.generate(PROMPT, **GREEDY, **options), expected)
+    assert attachment.stats.tokens == 0
+    [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
+    return message
+
+
 @pytest.mark.parametrize(
     "options",
     [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"use_cache": False}],
     ids=lambda options: next(iter(options)),
 )
 def test_what_cannot_be_speculated_runs_plainly_and_is_logged_once(llama, caplog, options):
-    expected = llama.generate(PROMPT, **GREEDY, **options)
-    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach(llama) as attachment:
-        for _ in range(2):
-            assert torch.equal(llama.generate(PROMPT, **GREEDY, **options), expected)
-    [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
+    message = reason_of_plain_calls(llama, caplog, **options)
     assert "runs plainly, without the attached drafter" in message
     assert next(iter(options)) in message
-    assert attachment.stats.tokens == 0
 
 
 def test_a_verification_that_is_not_exact_is_logged_and_not_raised(models_by_type, caplog):
@@ -130,14 +136,8 @@ def higgs_audio(llama_config) -> PreTrainedModel:
 @pytest.mark.parametrize("kind", [OwnLoop, OwnEnd, higgs_audio])
 def test_a_model_with_a_decoding_loop_of_its_own_runs_plainly(llama, kind, caplog):
     torch.manual_seed(0)
-    model = kind(llama.config)
-    expected = model.eval().generate(PROMPT, **GREEDY)
-    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach() as attachment:
-        for _ in range(2):
-            assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
-    assert attachment.stats.tokens == 0
-    [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
-    assert "needs transformers' own decoding loop" in message
+    model = kind(llama.config).eval()
+    assert "needs transformers' own decoding loop" in reason_of_plain_calls(model, caplog)
     with pytest.raises(ValueError, match="own decoding loop"):
         model.generate(PROMPT, candidate_generator=rs.ReferenceCopy(), **GREEDY)
 
