@@ -16,16 +16,14 @@ from suites import (
 )
 
 from hf_refspec.apps.shared.loading import load_tokenizer
-from tests.helpers import byte_model
+from tests.helpers.byte_model import changed
 from tests.helpers.shared_data import data_file
 
 
 @pytest.fixture
-def templateless():
+def templateless(tokenizer):
     """A tokenizer without a chat template."""
-    tokenizer = byte_model.byte_tokenizer()
-    tokenizer.chat_template = None
-    return tokenizer
+    return changed(tokenizer, chat_template=None)
 
 
 def test_a_prompt_shows_the_documents_and_they_are_its_references(data, tokenizer, templateless):

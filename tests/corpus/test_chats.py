@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import pytest
 
 import hf_refspec as rs
 from hf_refspec.apps.bench.measure import Chat, read_chats
+from tests.helpers.byte_model import changed
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 PARTS = [
@@ -36,8 +36,7 @@ ADDS = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] | trim + '\n' 
 def test_every_corpus_has_the_texts_of_the_parts_joined(
     chat, template, tokenizer, tmp_path, caplog
 ):
-    tokenizer = copy.copy(tokenizer)
-    tokenizer.chat_template = template
+    tokenizer = changed(tokenizer, chat_template=template)
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": chat}))
     store = rs.Datastore.build(path, tokenizer, tmp_path / "store")

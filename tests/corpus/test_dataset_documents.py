@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import datasets
 import pytest
 
 from hf_refspec.corpus.documents import open_source
+from tests.helpers.byte_model import changed
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 RENDERED = "user: hi\nassistant: hello\n"
@@ -38,13 +37,6 @@ def polars_frame(**rows):
 def table(request):
     """Makes a table of columns, of each kind that is read as its rows."""
     return request.param
-
-
-@pytest.fixture
-def without_template(tokenizer):
-    tokenizer = copy.copy(tokenizer)
-    tokenizer.chat_template = None
-    return tokenizer
 
 
 def test_a_named_column_is_read(read, table):
@@ -93,7 +85,8 @@ def test_a_column_of_something_else_than_chats_is_named(read):
         read(rows, column="chat")
 
 
-def test_without_a_template_each_turn_is_a_document(without_template):
+def test_without_a_template_each_turn_is_a_document(tokenizer):
+    without_template = changed(tokenizer, chat_template=None)
     for rows in (dataset(messages=[CHAT, []]), dataset(data=[["hi", "hello"], []])):
         documents = list(open_source(rows, without_template, 259).documents)
         assert [len(document) for document in documents] == [2, 5, 0]
@@ -101,11 +94,8 @@ def test_without_a_template_each_turn_is_a_document(without_template):
 
 
 def test_a_chat_that_the_template_refuses_is_read_by_turns(tokenizer, caplog):
-    strict = copy.copy(tokenizer)
-    strict.chat_template = (
-        "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
-        + tokenizer.chat_template
-    )
+    refusal = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+    strict = changed(tokenizer, chat_template=refusal + tokenizer.chat_template)
     rows = dataset(conversations=[SHAREGPT[1:], SHAREGPT])
     assert list(open_source(rows, strict, 259).documents) == ["hello", RENDERED]
     assert "refused 1 chat; each turn" in caplog.text

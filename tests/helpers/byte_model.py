@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+def changed(original: Any, **attributes: Any) -> Any:
+    """A copy of a model, its configuration or a tokenizer, with other attributes."""
+    other = copy.deepcopy(original)
+    for name, value in attributes.items():
+        setattr(other, name, value)
+    return other
 
 
 def byte_tokenizer(alphabet: Iterable[str] | None = None) -> PreTrainedTokenizerFast:

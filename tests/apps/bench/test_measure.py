@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import datasets
 import pytest
 
 from hf_refspec.apps.bench.measure import Chat, read_chats, rendered, taking_turns
+from tests.helpers.byte_model import changed
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -58,11 +58,8 @@ def test_categories_take_turns_and_rows_without_one_stay_in_order():
 
 
 def test_turns_that_are_not_asked_cannot_be_refused(tokenizer, tmp_path):
-    refusing = copy.deepcopy(tokenizer)
-    refusing.chat_template = (
-        "{% if messages[1:] %}{{ raise_exception('a message too many') }}{% endif %}"
-        "{{ messages[0].content }}"
-    )
+    refusal = "{% if messages[1:] %}{{ raise_exception('a message too many') }}{% endif %}"
+    refusing = changed(tokenizer, chat_template=refusal + "{{ messages[0].content }}")
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"turns": ["one", "two"]}))
     chats = read_chats(path, turns=1)

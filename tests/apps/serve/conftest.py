@@ -32,19 +32,6 @@ def slow(speller, tokenizer) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture
-def changed():
-    """A copy of something, with other attributes."""
-
-    def copied(original, **attributes):
-        other = copy.deepcopy(original)
-        for name, value in attributes.items():
-            setattr(other, name, value)
-        return other
-
-    return copied
-
-
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
 def stream(request) -> bool:
     """How the client asks for its answer."""

@@ -22,6 +22,7 @@ from hf_refspec.apps.serve.served_model import OutputPenalties
 from hf_refspec.apps.serve.served_row import StopStrings
 from hf_refspec.apps.shared.loading import layers_of
 from hf_refspec.apps.shared.streams import PART_OF_CHARACTER
+from tests.helpers.byte_model import changed
 from tests.helpers.heads import with_mtp
 from tests.helpers.running_server import NAME, Reply, RunningServer, serving
 
@@ -168,7 +169,7 @@ def test_what_is_sampled_is_plain_generates_with_the_same_seed(server, plain):
     assert len(texts) == 3  # without a seed they do not go on from the last one's
 
 
-def test_what_a_request_leaves_out_is_the_models_own(speller, tokenizer, plain, changed):
+def test_what_a_request_leaves_out_is_the_models_own(speller, tokenizer, plain):
     config = changed(speller.generation_config, do_sample=True, temperature=0.5)
     with serving(
         changed(speller, generation_config=config), tokenizer, max_new_tokens=20
@@ -187,7 +188,7 @@ def test_more_tokens_than_the_server_or_the_context_allows_are_cut(speller, toke
         assert full.completion_tokens < 20 and full.total_tokens == 2048
 
 
-def test_the_end_of_text_is_a_stop(speller, tokenizer, plain, changed):
+def test_the_end_of_text_is_a_stop(speller, tokenizer, plain):
     text = plain("one")
     ends = [2, tokenizer(text[10])["input_ids"][0]]
     config = changed(speller.generation_config, eos_token_id=ends)
@@ -223,7 +224,7 @@ def test_what_became_of_drafts_is_told_as_vllm_does(drafting, stream):
     assert not hasattr(drafting.chat("one", n=2), "metrics")
 
 
-def test_options_of_the_chat_template_reach_it(speller, tokenizer, plain, changed):
+def test_options_of_the_chat_template_reach_it(speller, tokenizer, plain):
     thinks = changed(tokenizer, chat_template="{{ enable_thinking }} {{ style }}:")
     with serving(speller, thinks) as server:
         for options in ({"enable_thinking": False}, {"enable_thinking": True, "style": "x"}):

@@ -18,6 +18,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
 from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.protocol import UNSUPPORTED, ChatRequest, CompletionRequest, parsed
+from tests.helpers.byte_model import changed
 from tests.helpers.running_server import NAME, serving
 
 MESSAGES = [{"role": "user", "content": "one"}]
@@ -304,7 +305,7 @@ def test_other_paths_and_methods_are_not_found_and_counted(server):
 
 
 def test_a_model_without_a_chat_template_refuses_chats_and_completes_prompts(
-    speller, tokenizer, plain, changed
+    speller, tokenizer, plain
 ):
     with serving(speller, changed(tokenizer, chat_template=None)) as server:
         assert "/v1/completions" in refused(server.post(json.dumps(CHAT)))["message"]
@@ -313,7 +314,7 @@ def test_a_model_without_a_chat_template_refuses_chats_and_completes_prompts(
         assert answer["choices"][0]["text"] == plain(prompt="a", max_new_tokens=4)
 
 
-def test_what_a_template_does_not_take_is_refused(speller, tokenizer, changed):
+def test_what_a_template_does_not_take_is_refused(speller, tokenizer):
     strict = changed(tokenizer, chat_template="{{ raise_exception('users only') }}")
     with serving(speller, strict) as server:
         assert "users only" in refused(server.post(json.dumps(CHAT)))["message"]

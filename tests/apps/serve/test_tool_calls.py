@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hf_refspec.apps.serve.protocol import ChatMessage, Tool
 from hf_refspec.apps.serve.tool_calls import CallReader, template_messages
-from tests.helpers import byte_model
+from tests.helpers.byte_model import byte_llama, changed, qwen_tokenizer
 from tests.helpers.running_server import serving
 
 TOOL = Tool.model_validate({"type": "function", "function": {"name": "f"}})
@@ -78,7 +78,7 @@ def test_a_template_that_knows_no_tools_gets_texts(tokenizer):
     assert shown[3]["content"] == "<tool_response>\n7\n</tool_response>"
 
 
-def test_a_template_that_knows_tools_gets_objects(tokenizer, changed):
+def test_a_template_that_knows_tools_gets_objects(tokenizer):
     knowing = changed(tokenizer, chat_template="{{ tools }}")
     shown, tools = template_messages(knowing, messages(), [TOOL])
     assert tools == [{"type": "function", "function": {"name": "f"}}]
@@ -88,14 +88,14 @@ def test_a_template_that_knows_tools_gets_objects(tokenizer, changed):
     }  # fmt: skip
 
 
-def test_a_template_gets_names_and_thoughts(tokenizer, changed):
+def test_a_template_gets_names_and_thoughts(tokenizer):
     about = {"role": "assistant", "content": "x", "name": "me", "reasoning_content": "so"}
     for template in ("{{ messages }}", "{{ tools }}"):
         other = changed(tokenizer, chat_template=template)
         assert template_messages(other, [ChatMessage.model_validate(about)], [])[0] == [about]
 
 
-def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, changed):
+def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer):
     template = {
         "defaults": {"role": "assistant"},
         "start_anchor": "assistant: ",
@@ -119,8 +119,8 @@ def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, 
 @pytest.fixture(scope="module")
 def tagged():
     """Serves a model whose tags are added tokens, as Qwen's."""
-    tokenizer = byte_model.qwen_tokenizer()
-    model = byte_model.byte_llama(len(tokenizer))
+    tokenizer = qwen_tokenizer()
+    model = byte_llama(len(tokenizer))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     with serving(model, tokenizer) as running:
         yield running
