@@ -1,7 +1,5 @@
 """A datastore that was made with another tokenizer is warned of, where a tokenizer tells it."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast

@@ -1,7 +1,5 @@
 """How a `Blend` merges its sources' drafts, and what they receive."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

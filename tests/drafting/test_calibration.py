@@ -1,7 +1,5 @@
 """Estimates of acceptance come true after a while, whatever a source estimates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

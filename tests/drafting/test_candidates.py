@@ -1,7 +1,5 @@
 """A transformers `CandidateGenerator` receives what transformers would send it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator

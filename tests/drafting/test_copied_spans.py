@@ -1,7 +1,5 @@
 """`stats.copied`: where runs of new tokens stand, whatever was drafted."""
 
-from __future__ import annotations
-
 import pickle
 from itertools import pairwise
 

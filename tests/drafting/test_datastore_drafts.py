@@ -1,7 +1,5 @@
 """What `DatastoreDrafts` drafts from a small datastore, and that it changes no id."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

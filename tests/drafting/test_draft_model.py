@@ -1,7 +1,5 @@
 """A `DraftModel` drafts what its assistant expects, and runs it only where that pays."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

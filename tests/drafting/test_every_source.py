@@ -1,7 +1,5 @@
 """What holds of every source: calls, copies, paths, and that it changes no id."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What transformers drafts from hidden states joins the other sources, and changes no id."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from contextlib import nullcontext

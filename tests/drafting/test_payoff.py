@@ -1,7 +1,5 @@
 """When a pass of an assistant pays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

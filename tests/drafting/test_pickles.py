@@ -1,7 +1,5 @@
 """A pickled drafter holds what it is, and nothing of the calls that it has served."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

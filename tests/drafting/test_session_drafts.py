@@ -1,7 +1,5 @@
 """What earlier calls said is drafted again, and only that."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls are remembered in order, and forgotten in order."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sqlite3

@@ -1,7 +1,5 @@
 """Rows with one prompt draft from one another."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

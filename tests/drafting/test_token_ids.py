@@ -1,7 +1,5 @@
 """References as strings and ids of any form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

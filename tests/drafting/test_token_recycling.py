@@ -1,7 +1,5 @@
 """Token recycling: lossless, learning from every verified node, and never mistaken about whose."""
 
-from __future__ import annotations
-
 import copy
 import resource
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The best next tokens of rows of logits, against a sort of each row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

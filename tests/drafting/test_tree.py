@@ -1,8 +1,6 @@
 """Draft trees: what they tell of themselves, which are refused, and twins that know every node by
 its path."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """What rows take of a pass, by logits that are made up."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

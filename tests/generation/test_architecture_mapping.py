@@ -1,7 +1,5 @@
 """Ids equal plain decoding's in float32 for every type in transformers' causal-LM mapping."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Ids equal plain decoding's in float32 for each kind of architecture, greedy and sampled."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

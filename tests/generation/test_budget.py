@@ -1,7 +1,5 @@
 """How many nodes are verified: what pays at what passes cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain, combinations
 

@@ -1,7 +1,5 @@
 """Calls whose budget is "auto": what passes cost decides what is verified, and never the text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator

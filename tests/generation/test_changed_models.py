@@ -1,7 +1,5 @@
 """A model may change between calls; what was learned about it before no longer counts."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from types import MethodType

@@ -1,7 +1,5 @@
 """`candidate_generator="auto"`: the default drafter, which learns and stays with the model."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 

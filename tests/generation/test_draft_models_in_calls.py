@@ -1,7 +1,5 @@
 """Draft models draft in every kind of call, and change no id."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Calls that begin before the kernels are compiled: the same ids, drafted once they are."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

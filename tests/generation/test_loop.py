@@ -1,7 +1,5 @@
 """The lossless contract, point by point, for each verifier, one row and several."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Observations hold the verified tree and the target's logits at each of its nodes."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

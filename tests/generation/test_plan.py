@@ -3,8 +3,6 @@
 They end before a length at which attention may change, and go on where a probe crosses it.
 """
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Weights that torchao quantises: the same ids as plain decoding of the same quantised model."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What several rows have of a call: their processors and drafters, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LogitsProcessor, TemperatureLogitsWarper

@@ -1,7 +1,5 @@
 """The random numbers of tokens to come are known before they are drawn."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

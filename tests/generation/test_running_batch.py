@@ -1,7 +1,5 @@
 """Texts that join and leave are the texts of calls of their own."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """One text of a running batch: what its prompt shares with others, and what it leaves behind."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Calls that decode plainly and say why, and what happens where a probe or a pass raises."""
 
-from __future__ import annotations
-
 import copy
 import re
 

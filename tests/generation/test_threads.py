@@ -1,7 +1,5 @@
 """Calls in several threads on one model, drafted and plain, do not affect each other."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

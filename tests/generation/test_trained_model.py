@@ -3,8 +3,6 @@
 The texts are of the kinds that people generate; each is decoded plainly once.
 """
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 from copy import deepcopy

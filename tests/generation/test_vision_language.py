@@ -1,7 +1,5 @@
 """Texts about an image equal plain decoding's in float32, drafted where the probe allows it."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

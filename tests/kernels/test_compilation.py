@@ -1,7 +1,5 @@
 """How calls go on while kernels are compiled, each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The narrow kernels as they are compiled for CPUs without AVX-512 or bfloat16."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models of PEFT: which are drafted, and why the others are not."""
 
-from __future__ import annotations
-
 import copy
 
 import peft

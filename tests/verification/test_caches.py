@@ -1,7 +1,5 @@
 """Caches that are given and returned."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Keys and values of accepted tokens are kept, also in another type and by an interrupted call."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 

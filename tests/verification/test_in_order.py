@@ -1,7 +1,5 @@
 """One row in order: the cache keeps the accepted tokens of a chain, however it drops the others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

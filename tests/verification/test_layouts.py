@@ -1,7 +1,5 @@
 """Attention of packed rows against attention of each row by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

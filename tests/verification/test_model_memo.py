@@ -1,7 +1,5 @@
 """Findings about a model are kept beside it, for as long as it lives."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """A pass: which tokens run, at which positions, and what they see of each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The probe tells verifiers that are exact from those that are not."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,8 +3,6 @@
 The processes are real ones, on gloo; each of them runs `rank.py`.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 

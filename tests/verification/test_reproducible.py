@@ -1,7 +1,5 @@
 """Reproducible passes: drafts change no bit of the logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

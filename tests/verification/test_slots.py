@@ -1,7 +1,5 @@
 """Compiled passes over static caches: the ids of plain decoding, and no graph too many."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy

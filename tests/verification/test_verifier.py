@@ -1,7 +1,5 @@
 """A verifier goes back and drops as its callers ask: later passes have plain logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a grammar forces, prunes and constrains."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
