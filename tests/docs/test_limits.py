@@ -64,7 +64,7 @@ def test_models_with_a_loop_of_their_own_are_refused(name):
 def test_static_caches_take_no_drafts_with_some_attention(model_type, models_by_type, caplog):
     """With ALiBi, a running state and chunks."""
     call = Call(models_by_type(model_type), rows=1, cache_implementation="static")
-    assert call.assert_lossless(accuracies=1.0).drafted == 0
+    assert call.assert_lossless(1.0).drafted == 0
     assert "decodes plainly" in caplog.text
 
 

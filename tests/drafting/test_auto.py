@@ -1,32 +1,29 @@
 """A datastore that was made with another tokenizer is warned of, where a tokenizer tells it."""
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 import hf_refspec as rs
-from tests.helpers.calls import GREEDY, PROMPT
+from tests.helpers.byte_model import word_tokenizer
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> rs.Datastore:
     """A datastore with a smaller vocabulary than the model's."""
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    words = word_tokenizer(["<unk>", "the", "cat"])
     folder = tmp_path_factory.mktemp("stores") / "words"
     return rs.Datastore.build(["the cat the cat"], words, folder, progress=False)
 
 
 @pytest.fixture
-def stored(byte_llama, tokenizer, tmp_path):
-    """The model loaded from a folder, with or without its tokenizer."""
+def stored(byte_llama, model_folder, tmp_path):
+    """Loads the model from a folder, with or without its tokenizer."""
 
     def load(with_tokenizer: bool):
         byte_llama.save_pretrained(tmp_path / "model")
-        if with_tokenizer:
-            tokenizer.save_pretrained(tmp_path / "model")
-        return AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        folder = model_folder if with_tokenizer else tmp_path / "model"
+        return AutoModelForCausalLM.from_pretrained(folder)
 
     return load
 
@@ -39,11 +36,9 @@ def warnings(caplog) -> list[str]:
 @pytest.mark.parametrize("given", [False, True], ids=["beside the model", "of the call"])
 def test_it_is_warned_of_once_and_changes_no_id(stored, other, tokenizer, given, blended, caplog):
     model = stored(with_tokenizer=not given)
-    options = {**GREEDY, **({"tokenizer": tokenizer} if given else {})}
-    plain = model.generate(PROMPT, **options)
-    drafter = rs.ReferenceCopy() | other if blended else other
     for _ in range(2):
-        assert model.generate(PROMPT, candidate_generator=drafter, **options).equal(plain)
+        drafter = rs.ReferenceCopy() | other if blended else other
+        assert_lossless(model, drafter, **({"tokenizer": tokenizer} if given else {}))
     [message] = warnings(caplog)
     assert other.config.fingerprint in message and "retokenize()" in message
 

@@ -7,10 +7,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import CandidateChain
 from hf_refspec.drafting.contract import Call
-from tests.helpers.calls import PROMPT
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
 from tests.helpers.drafters import Prophet
-
-OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
 
 
 class Scripted(CandidateGenerator):
@@ -34,10 +32,9 @@ class Scripted(CandidateGenerator):
 
 
 def test_it_receives_the_text_the_matches_and_the_scores_of_its_candidates(llama):
-    plain = llama.generate(PROMPT, **OPTIONS)
+    plain = llama.generate(PROMPT, **GREEDY)
     generator = Scripted(plain)
-    drafted = llama.generate(PROMPT, candidate_generator=generator, **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
+    assert_lossless(llama, generator)
     ids = plain[0].tolist()
     length = PROMPT.shape[1] + 1
     for step, (asked, update) in enumerate(zip(generator.asked, generator.updates, strict=True)):
@@ -53,9 +50,8 @@ def test_it_receives_the_text_the_matches_and_the_scores_of_its_candidates(llama
 
 
 def test_its_drafts_are_cut_to_the_budget(llama):
-    plain = llama.generate(PROMPT, **OPTIONS)
-    generator = Scripted(plain)
-    llama.generate(PROMPT, candidate_generator=generator, max_draft_tokens=1, **OPTIONS)
+    generator = Scripted(llama.generate(PROMPT, **GREEDY))
+    assert_lossless(llama, generator, max_draft_tokens=1)
     assert max(scores.shape[1] for _, scores, _ in generator.updates) == 2
 
 
@@ -72,8 +68,7 @@ class Sure(Scripted):
 
 
 def test_its_logits_are_its_estimates(llama):
-    plain = llama.generate(PROMPT, **OPTIONS)
-    chain = CandidateChain(Sure(plain))
+    chain = CandidateChain(Sure(llama.generate(PROMPT, **GREEDY)))
     with drafter_call(chain, [PROMPT[0].numpy()], 97):
         probs = chain.draft(8, Call()).probs
     each = np.exp(5.0) / (np.exp(5.0) + 96)
@@ -81,11 +76,9 @@ def test_its_logits_are_its_estimates(llama):
 
 
 def test_in_a_blend_it_is_told_of_its_own_candidates_alone(llama):
-    plain = llama.generate(PROMPT, **OPTIONS)
+    plain = llama.generate(PROMPT, **GREEDY)
     generator = Scripted(plain)
-    blend = Prophet(plain, accuracy=1.0) | generator
-    drafted = llama.generate(PROMPT, candidate_generator=blend, max_draft_tokens=16, **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
+    assert_lossless(llama, Prophet(plain, accuracy=1.0) | generator, max_draft_tokens=16)
     for step, (ids, scores, matches) in enumerate(generator.updates):
         left = plain.shape[1] - len(ids)
         assert scores.shape[1] == 4 or left == 0

@@ -1,20 +1,24 @@
-"""What holds of every source: calls, copies, paths, and that it changes no id."""
+"""What holds of every source: calls, copies, pickles, paths, and that it changes no id."""
 
 import copy
 import pickle
 from itertools import pairwise
 
+import dill
 import numpy as np
 import pytest
 import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.apps.serve.engine import Prediction
+from hf_refspec.drafting.blend import as_drafter
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation
-from tests.helpers.architectures import VOCAB_SIZE
-from tests.helpers.calls import PROMPT, assert_lossless
+from tests.helpers import byte_model
+from tests.helpers.architectures import VOCAB_SIZE, small
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
 from tests.helpers.datastores import write_store
 from tests.helpers.drafters import drafted
 
@@ -65,6 +69,35 @@ MAKERS = {
 FORGET = ("references", "LLMA", "datastore", "REST", "compact")  # the call itself
 
 
+def taught(seen=SEEN) -> rs.TokenRecycling:
+    tokenizer = byte_model.byte_tokenizer()
+    model = byte_model.byte_llama(len(tokenizer))
+    return rs.TokenRecycling.build([seen], tokenizer, model, progress=False)
+
+
+def grammar() -> rs.GrammarDrafts:
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+    return rs.GrammarDrafts(byte_model.byte_tokenizer(), regex="[ab]+(;end|,more)")
+
+
+def look_up() -> PromptLookupCandidateGenerator:
+    return PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=2)
+
+
+OTHERS = {
+    "built": lambda _, seen: taught(seen),
+    "new recycling": lambda *_: rs.TokenRecycling(),
+    "siblings": lambda *_: rs.SiblingCopy(),
+    # Too small to remember a call.
+    "few sessions": lambda folder, seen: sessions(folder, seen, max_tokens=12),
+    "assistant": lambda *_: rs.DraftModel(small("llama")),
+    "grammar": lambda *_: grammar(),
+    "auto": lambda *_: as_drafter("auto"),
+    "generator": lambda *_: as_drafter(look_up()),
+    "blend of others": lambda folder, seen: rs.Blend(["auto", datastore(folder, seen), look_up()]),
+}
+
+
 @pytest.fixture(params=[*MAKERS, "blend"])
 def name(request) -> str:
     return request.param
@@ -73,7 +106,7 @@ def name(request) -> str:
 def made(name: str, folder, seen=SEEN) -> Drafter:
     if name == "blend":
         return rs.ReferenceCopy([seen]) | sessions(folder, seen)
-    return MAKERS[name](folder, seen)
+    return (MAKERS | OTHERS)[name](folder, seen)
 
 
 @pytest.mark.parametrize("name", [*MAKERS, "prediction"])
@@ -100,7 +133,7 @@ def test_a_copy_drafts_the_same_and_is_another_drafter(name, copied, tmp_path):
     drafter = made(name, tmp_path)
     with drafter_call(drafter, [TEXT], VOCAB_SIZE):
         twin = copied(drafter)  # also of a drafter in use
-    if copied is not copy.deepcopy and name in ("recycling", "published"):
+    if copied is not copy.deepcopy and name == "recycling":
         assert len(twin) == 0  # what calls have taught is in no pickle
         return
     drafts = [drafted(each, TEXT, [2, 3], vocab_size=VOCAB_SIZE) for each in (drafter, twin)]
@@ -148,3 +181,53 @@ def test_ids_are_those_of_plain_decoding(llama, name, options, tmp_path):
 )
 def test_its_printed_form(drafter, printed):
     assert repr(drafter) == printed
+
+
+# --- pickles hold what a drafter is, and nothing of the calls that it has served
+
+PROMPTS = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7], [4, 8, 6, 3, 4, 8, 6, 3, 4]])
+
+
+@pytest.mark.parametrize("name", ["references", "LLMA", "datastore", "compact", *OTHERS])
+def test_calls_change_no_pickle_of_a_drafter(name, byte_llama, tmp_path):
+    model = byte_llama if name != "assistant" else small("llama")
+    drafter = made(name, tmp_path, [5, 9, 12, 7, 33, 5, 9, 12, 8])
+    before = pickle.dumps(drafter), dill.dumps(drafter)
+    options = {**GREEDY, "max_draft_tokens": 8}
+    for rows in (1, 2, 2):
+        model.generate(PROMPTS[:1].repeat(rows, 1), candidate_generator=drafter, **options)
+    assert drafter.stats.drafted > 0 or name == "grammar"  # whose text the model does not write
+    assert (pickle.dumps(drafter), dill.dumps(drafter)) == before
+    model.generate(PROMPTS, candidate_generator=pickle.loads(before[0]), **options)
+
+
+def test_a_map_over_a_function_that_holds_a_drafter_is_computed_once(byte_llama):
+    datasets = pytest.importorskip("datasets", reason="the extra `datastore` is not installed")
+    texts = datasets.Dataset.from_dict({"ids": PROMPTS.tolist()})
+    drafter = rs.ReferenceCopy() | rs.TokenRecycling() | rs.SiblingCopy()
+
+    def answered(row):
+        ids = torch.tensor([row["ids"]])
+        return {"text": byte_llama.generate(ids, candidate_generator=drafter, **GREEDY)[0]}
+
+    answered({"ids": PROMPTS[0].tolist()})
+    first = texts.map(answered)
+    assert texts.map(answered)._fingerprint == first._fingerprint
+
+
+def test_sessions_are_what_a_pickle_of_them_is(byte_llama):
+    drafter = rs.SessionDrafts()
+    byte_llama.generate(PROMPTS[:1], candidate_generator=drafter, **GREEDY)
+    assert len(pickle.loads(pickle.dumps(drafter))) == 1
+
+
+def test_a_table_that_was_built_or_saved_is_in_a_pickle_and_what_calls_add_in_a_copy(
+    byte_llama, tmp_path
+):
+    drafter = taught()
+    built = len(drafter)
+    byte_llama.generate(PROMPTS, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
+    assert len(copy.deepcopy(drafter)) == len(drafter) > built
+    assert len(pickle.loads(pickle.dumps(drafter))) == built
+    drafter.save_pretrained(tmp_path / "table")
+    assert len(pickle.loads(pickle.dumps(drafter))) == len(drafter)

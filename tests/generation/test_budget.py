@@ -1,6 +1,7 @@
 """How many nodes are verified: what pays at what passes cost."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, combinations
 
 import numpy as np
@@ -24,42 +25,17 @@ from hf_refspec.generation.budget import (
 )
 from hf_refspec.generation.plan import Budget, Drafts, Plan, Step
 from hf_refspec.generation.row import Row
+from tests.helpers.drafters import Fixed
+from tests.helpers.pass_times import MadeUp
+from tests.helpers.trees import draft_trees
 
 MOST_NODES = PASS_TOKENS[-1] - 1
-
-
-class MadeUp(PassCosts):
-    """Costs by a formula, known from the first pass on."""
-
-    def __init__(self, formula):
-        super().__init__()
-        self.formula = formula
-
-    def record(self, tokens, seconds, length=0, plain=False):
-        pass
-
-    def wants_plain_step(self, length):
-        return False
-
-    def seconds(self, tokens, length):
-        return np.vectorize(self.formula, otypes=[float])(tokens)
-
-    def dearest(self, tokens):
-        return self.seconds(tokens, 0) / self.formula(int(tokens[0]))
-
-
-class Copier(Drafter):
-    def draft(self, budget, call):
-        return DraftTree.empty()
-
-
-CONFIG = GenerationConfig()
 
 
 def row_of(drafter: Drafter, length: int = 10) -> Row:
     """A text of this length."""
     ids = torch.zeros((1, length), dtype=torch.int64)
-    row = Row(ids, LogitsProcessorList(), StoppingCriteriaList(), CONFIG)
+    row = Row(ids, LogitsProcessorList(), StoppingCriteriaList(), GenerationConfig())
     row.drafter = drafter
     return row
 
@@ -104,8 +80,9 @@ def sizes(trees: Iterable[DraftTree | None]) -> list[int]:
     return [0 if tree is None else len(tree) for tree in trees]
 
 
-def rich(costs: PassCosts, **options) -> AutoBudget:
+def rich(formula, **options) -> AutoBudget:
     """A budget of a call that has gained so much that it may try anything."""
+    costs = MadeUp(formula)
     costs.allowance = 1e6
     return AutoBudget(costs, **options)
 
@@ -113,9 +90,9 @@ def rich(costs: PassCosts, **options) -> AutoBudget:
 class OneRow:
     """A budget for one text."""
 
-    def __init__(self, costs: PassCosts, budget: AutoBudget | None = None):
-        self.costs, self.budget = costs, budget or AutoBudget(costs)
-        self.drafter = Copier()
+    def __init__(self, budget: AutoBudget):
+        self.budget = budget
+        self.drafter = Fixed()
 
     def drafts(self) -> bool:
         """Plans a step, and says whether it may draft."""
@@ -136,36 +113,22 @@ class OneRow:
 
 
 def budget_at(formula) -> OneRow:
-    costs = MadeUp(formula)
-    return OneRow(costs, rich(costs))
+    return OneRow(rich(formula))
 
 
 def same(tokens: int) -> float:
     return 1.0
 
 
-def each(tokens: int) -> float:
-    return float(tokens)
+def numbered_trees(most: int, least_prob: float = 0.0):
+    """Trees of which each node is known by its token."""
+    trees = draft_trees(99, most, st.floats(least_prob, 1.0, width=32))
+    return trees.map(lambda tree: replace(tree, tokens=np.arange(len(tree))))
 
 
-@st.composite
-def draft_trees(draw, most: int, least_prob: float = 0.0):
-    size = draw(st.integers(0, most))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
-    probs = []
-    for parent in parents:
-        conditional = draw(st.floats(least_prob, 1.0, width=32))
-        probs.append(np.float32(conditional * (probs[parent] if parent >= 0 else 1.0)))
-    return DraftTree(
-        np.arange(size, dtype=np.int64),  # all different, so that a node is known by its token
-        np.array(parents, np.int32),
-        np.array(probs, np.float32),
-    )
-
-
-@given(draft_trees(most=MOST_NODES, least_prob=0.5))
+@given(numbered_trees(most=MOST_NODES, least_prob=0.5))
 def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_token(tree):
-    assert len(budget_at(each).trim(tree)) == 0
+    assert len(budget_at(float).trim(tree)) == 0
     budget = budget_at(same)
     # Not one node of a tree that promises hardly anything is verified.
     promised = budget.drafter.calibration.calibrated(tree).probs.sum(dtype=float)
@@ -173,7 +136,7 @@ def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_
     assert len(budget.trim(tree)) == (len(tree) if promised else 0)
 
 
-@given(draft_trees(most=7), st.lists(st.floats(0, 1), min_size=13, max_size=13))
+@given(numbered_trees(most=7), st.lists(st.floats(0, 1), min_size=13, max_size=13))
 def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     prices = dict(zip(PASS_TOKENS, np.cumsum([1.0, *more]), strict=True))
     budget = budget_at(prices.__getitem__)
@@ -206,7 +169,7 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
 
 def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_right():
     """A node costs half a plain step."""
-    budget = OneRow(costs := MadeUp(lambda tokens: 0.5 + 0.5 * tokens), AutoBudget(costs))
+    budget = OneRow(AutoBudget(MadeUp(lambda tokens: 0.5 + 0.5 * tokens)))
     tree = DraftTree.chain(range(MOST_NODES), [1.0] * MOST_NODES)
     staked = []
     for _ in range(12):
@@ -219,8 +182,7 @@ def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_r
 def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right: int = 0) -> float:
     """The plain steps that wrong drafts cost a call of this number of tokens more than a hundredth
     of its time, behind a number of `right` ones. Passes take twice as long from some pass on."""
-    costs, seconds, plain = PassCosts(), 0.0, 0.0
-    budget = OneRow(costs)
+    seconds, plain, budget = 0.0, 0.0, OneRow(AutoBudget(PassCosts()))
     tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
     for number in range(-right, tokens):
         budget.drafter.calibration = Calibration()  # estimates that nothing corrects
@@ -264,10 +226,7 @@ def test_drafts_that_are_not_verified_are_learned_from_too():
 
 @pytest.mark.parametrize("drafted", [True, False])
 def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafted):
-    costs = PassCosts()
-    for _ in range(3):
-        costs.record(1, 1.0, plain=True)
-    budget = OneRow(costs)
+    budget = OneRow(AutoBudget(recorded(*[(1, 1.0)] * 3)))
     tree = DraftTree.chain([4, 5], [0.9, 0.8])
     wrong = DraftTree.chain([8], [0.01]) if drafted else DraftTree.empty()
 
@@ -292,12 +251,12 @@ def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafte
 def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
     """One row alone would verify its draft; beside three that draft nothing it does not pay."""
     tree = DraftTree.chain([4, 5], [0.9, 0.8])
-    drafters = [Copier() for _ in range(4)]
+    drafters = [Fixed() for _ in range(4)]
 
     def kept(drafts) -> list[int]:
         rows = len(drafts)
-        costs = MadeUp(lambda tokens: 1 + 0.5 * (tokens > rows))
-        return sizes(trimmed(rich(costs), rows_of(drafters[:rows]), drafts_of(drafts)))
+        budget = rich(lambda tokens: 1 + 0.5 * (tokens > rows))
+        return sizes(trimmed(budget, rows_of(drafters[:rows]), drafts_of(drafts)))
 
     nothing = DraftTree.empty()
     assert kept([tree]) == [2]
@@ -307,27 +266,25 @@ def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
 
 def test_few_rows_get_the_nodes_that_the_others_gave_up():
     """Passes over up to eight tokens cost the same, of however many rows these are."""
-    costs = MadeUp(lambda tokens: max(tokens, 8) ** 2)
+    budget = rich(lambda tokens: max(tokens, 8) ** 2, packs=True)
     draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
     nodes = []
     for count in (8, 4, 1):
-        rows = rows_of(Copier() for _ in range(count))
-        kept = trimmed(rich(costs, packs=True), rows, drafts_of([draft] * count))
-        nodes.append(max(sizes(kept)))
+        rows = rows_of(Fixed() for _ in range(count))
+        nodes.append(max(sizes(trimmed(budget, rows, drafts_of([draft] * count)))))
     assert nodes[0] == 0
     assert 0 < nodes[1] < nodes[2] == 7
 
 
 def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
     """A pass over six tokens costs as much as one over three, and more do not pay."""
-    costs = MadeUp(lambda tokens: 1.0 if tokens <= 6 else 9.0)
     draft = DraftTree.chain(np.arange(4), 0.9 ** np.arange(1, 5, dtype=np.float32))
 
     def kept(waits: bool, *lengths: int) -> list[int]:
-        drafter = Copier()
+        budget = rich(lambda tokens: 1.0 if tokens <= 6 else 9.0, packs=True, waits=waits)
+        drafter = Fixed()
         rows = [row_of(drafter, length) for length in lengths]
-        drafts = drafts_of([draft] * len(rows))
-        return sizes(trimmed(rich(costs, packs=True, waits=waits), rows, drafts))
+        return sizes(trimmed(budget, rows, drafts_of([draft] * len(rows))))
 
     assert kept(True, 10, 60, 60) == [3, 0, 0]
     assert kept(True, 60, 60, 10) == [0, 0, 3]
@@ -336,8 +293,8 @@ def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
 
 
 def test_each_row_learns_from_its_own_text():
-    budget = AutoBudget(MadeUp(each))
-    drafters = [Copier() for _ in range(3)]
+    budget = AutoBudget(MadeUp(float))
+    drafters = [Fixed() for _ in range(3)]
     tree = DraftTree.chain([4], [0.5])
     for _ in range(20):
         plan = planned(budget, rows_of(drafters), [True, True, False])
@@ -345,7 +302,7 @@ def test_each_row_learns_from_its_own_text():
         budget.trim(plan, drafts)
         record(plan, drafts, [4], [9], [])
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
-    [never_drafted] = Copier().calibration.calibrated(tree).probs
+    [never_drafted] = Fixed().calibration.calibrated(tree).probs
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
 
 
@@ -355,7 +312,7 @@ def test_each_row_learns_from_its_own_text():
 def test_a_given_number_of_nodes_never_changes():
     tree = DraftTree.chain([4] * 20, [0.01] * 20)
     theirs = CandidateChain(PromptLookupCandidateGenerator())
-    for drafter in (Copier(), theirs):
+    for drafter in (Fixed(), theirs):
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
             plan, drafts = planned(budget, [row_of(drafter)]), drafts_of([tree], seconds=1.0)
@@ -373,7 +330,7 @@ def test_a_given_number_of_nodes_never_changes():
 @pytest.mark.parametrize("packs", [False, True])
 def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
     """A pass over more than two tokens a row takes twice as long as one over two."""
-    budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
+    budget = rich(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0), packs=packs)
     speed = budget.speed(Step(rows, rows, 10))
     none = np.empty(0, dtype=np.float32)
     assert speed(none, 0.0) == pytest.approx(1.05)
@@ -382,10 +339,11 @@ def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
 
 
 def test_drafting_that_took_long_once_does_not_end_it():
-    budget = budget_at(same)
+    costs = MadeUp(same)
+    budget = OneRow(AutoBudget(costs))
     budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
     budget.record(DraftTree.empty(), [1], seconds=1.0)
-    assert OneRow(budget.costs).drafts()
+    assert OneRow(AutoBudget(costs)).drafts()
 
 
 # --- what passes cost, estimated from noisy measurements
@@ -515,21 +473,16 @@ def test_when_the_machine_becomes_slower_plain_steps_are_measured_again_and_all_
 
 
 def test_a_size_that_was_dear_is_tried_again_after_very_many_passes():
-    costs = recorded(*[(1, 1.0)] * 3, *[(32, 8.0)] * 2)
-    assert seconds_of(costs, 32) == pytest.approx(8.0)
-    for _ in range(2000):
-        costs.record(1, 1.0, plain=True)
-    assert seconds_of(costs, 32) < 4.0
+    passes = [*[(1, 1.0)] * 3, *[(32, 8.0)] * 2]
+    assert seconds_of(recorded(*passes), 32) == pytest.approx(8.0)
+    assert seconds_of(recorded(*passes, *[(1, 1.0)] * 2000), 32) < 4.0
 
 
 def test_a_size_that_is_not_known_may_be_dear_and_one_that_is_not():
-    costs = recorded(*[(1, 1.0)] * 9)
-    sizes = np.array([1, 2, 8, 64])
-    unknown = costs.dearest(sizes)
+    unknown = recorded(*[(1, 1.0)] * 9).dearest(np.array([1, 2, 8, 64]))
     assert unknown[0] == 1 and (np.diff(unknown) > 0.3).all() and unknown[3] > 4.5
-    for _ in range(9):
-        costs.record(8, 1.5)
-    assert costs.dearest(sizes)[2] == pytest.approx(1.5, rel=0.1)
+    known = recorded(*[(1, 1.0)] * 9, *[(8, 1.5)] * 9).dearest(np.array([1, 8]))
+    assert known[1] == pytest.approx(1.5, rel=0.1)
 
 
 def test_a_plain_step_costs_the_median_of_those_at_texts_of_a_similar_length():

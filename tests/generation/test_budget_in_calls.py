@@ -5,54 +5,46 @@ import pytest
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_refspec.generation.budget import pass_costs
-from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
-from tests.helpers.drafters import Prophet
+from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless
 from tests.helpers.pass_times import passes_take
 
 
-def generated(model, accuracy: float, calls: int = 2):
-    """The stats of the last of some calls; in the first the costs become known."""
-    options = {**GREEDY, "max_new_tokens": 32}
-    plain = model.generate(PROMPT, **options)
-    for _ in range(calls):
-        drafter = Prophet(plain, accuracy, branches=0)
-        stats = assert_lossless(model, drafter, max_draft_tokens="auto", max_new_tokens=32)
-    return stats
+def generated(model, accuracy: float):
+    """The stats of a call."""
+    call = Call(model, inputs={"input_ids": PROMPT})
+    return call.assert_lossless(call.drafter(accuracy, branches=0), max_draft_tokens="auto")
 
 
 def test_by_default_a_call_is_not_slower_where_drafts_are_dear(llama):
     with passes_take(lambda tokens: 1.0 if tokens == 1 else 2.0) as passes:
-        generated(llama, accuracy=0.2, calls=1)
+        generated(llama, accuracy=0.2)
         passes.total = 0.0
-        stats = generated(llama, accuracy=0.2, calls=1)
+        stats = generated(llama, accuracy=0.2)
     assert passes.total <= 1.1 * (stats.tokens - 1)  # the first is the prefill's
 
 
 def test_the_first_call_of_a_model_measures_three_plain_steps_and_drafts(llama):
     with passes_take(lambda tokens: 1.0) as passes:
-        assert generated(llama, accuracy=1.0, calls=1).mat > 3
+        assert generated(llama, accuracy=1.0).mat > 3
         assert passes.sizes[:3] == [1, 1, 1] and passes.sizes[3] > 1
         first = max(passes.sizes)
         passes.sizes.clear()
-        generated(llama, accuracy=1.0, calls=1)
+        generated(llama, accuracy=1.0)
     assert passes.sizes[0] == first  # what a pass costs is still known
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_call_whose_passes_stall_now_and_then_drafts_as_without(llama, seed):
     """One pass in twenty takes ten times as long, as where other processes want the processor."""
-    options = {**GREEDY, "max_new_tokens": 200}
-    plain, drafted = llama.generate(PROMPT, **options), [0, 0]
+    call, drafted = Call(llama, inputs={"input_ids": PROMPT}, max_new_tokens=200), [0, 0]
     for stalls in (False, True):
         rng = np.random.default_rng(seed)
         with passes_take(
             lambda tokens: (1 + tokens / 20) * (10 if rng.random() < 0.05 * stalls else 1)  # noqa: B023
         ):
-            drafter = Prophet(plain, 0.7, seed=seed)
+            drafter = call.drafter(0.7, seed=seed)
             for _ in range(3):
-                drafting = {"candidate_generator": drafter, "max_draft_tokens": "auto"}
-                assert llama.generate(PROMPT, **options, **drafting).tolist() == plain.tolist()
-                drafted[stalls] += drafter.stats.drafted
+                drafted[stalls] += call.assert_lossless(drafter, max_draft_tokens="auto").drafted
     assert drafted[1] == pytest.approx(drafted[0], rel=0.05) and drafted[0] > 500
 
 
@@ -64,13 +56,13 @@ def test_a_stall_in_the_first_passes_costs_a_call_next_to_nothing(llama, stalled
         with passes_take(
             lambda tokens: 1.0 * (times if len(passes.sizes) == stalled else 1)  # noqa: B023
         ) as passes:
-            assert generated(llama, accuracy=1.0, calls=1).mat > 3
+            assert generated(llama, accuracy=1.0).mat > 3
         sizes.append(passes.sizes)
     assert len(sizes[0]) == len(sizes[1]) and sizes[0][4:-1] == sizes[1][4:-1]
 
 
 def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
-    stats = generated(fresh_llama, accuracy=0.5, calls=1)
+    stats = generated(fresh_llama, accuracy=0.5)
     costs = pass_costs(fresh_llama, "tree, packed")
     assert costs.passes == stats.forward_passes - 1
     assert costs.seconds(np.array(1), 20) > 0

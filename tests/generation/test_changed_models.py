@@ -1,8 +1,6 @@
 """A model may change between calls; what was learned about it before no longer counts."""
 
 import copy
-import weakref
-from types import MethodType
 
 import pytest
 import torch
@@ -59,17 +57,6 @@ class LastTokenLeftOut(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         return result.index_fill(1, torch.tensor(-1), 0.0) if function is silu else result
-
-
-def ends_with_zero(module, args, output):
-    output[:, -1] = 0.0
-
-
-class Reading:
-    only_reads = True
-
-    def __call__(self, module, args, output):
-        pass
 
 
 @pytest.fixture
@@ -150,10 +137,8 @@ def test_a_member_of_a_call_that_changes_the_model_ends_its_drafts(member, chang
         config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
         model = peft.get_peft_model(model, config, "first").eval()
         model.add_adapter("second", config)
-    changed = copy.deepcopy(model)
-    plain = changed.generate(
-        input_ids=PROMPT, **GREEDY, **{member: MEMBERS[member](change, changed)}
-    )
+    changed, options = copy.deepcopy(model), {"input_ids": PROMPT, **GREEDY}
+    plain = changed.generate(**options, **{member: MEMBERS[member](change, changed)})
     asked: list[int] = []  # the new tokens that were known at each draft
 
     class Asked(Prophet):
@@ -162,11 +147,9 @@ def test_a_member_of_a_call_that_changes_the_model_ends_its_drafts(member, chang
             return super().draft(budget, call)
 
     drafter = Asked(plain, 1.0)
-    drafting = {"candidate_generator": drafter, "max_draft_tokens": 8, "verification": verification}
-    given = {member: MEMBERS[member](change, model)}
-    assert (
-        model.generate(input_ids=PROMPT, **GREEDY, **drafting, **given).tolist() == plain.tolist()
-    )
+    options |= {"candidate_generator": drafter, "max_draft_tokens": 8, "verification": verification}
+    options[member] = MEMBERS[member](change, model)
+    assert model.generate(**options).tolist() == plain.tolist()
     assert 0 < drafter.stats.accepted < 6
     assert "changed the model in the middle of the call" in drafter.stats.reason
     assert max(asked) < 6  # no draft is asked for afterwards
@@ -206,7 +189,7 @@ def test_a_mode_around_a_call_sees_all_products_of_its_passes(model, mode):
 def test_a_model_is_probed_again_inside_of_a_mode_and_not_after_it(model):
     with LastTokenLeftOut():
         assert check(model) == 1.0
-    stats = assert_lossless(model, 0.8, max_draft_tokens=6)
+    stats = assert_lossless(model)
     assert stats.mat > 1.5 and stats.probe_passes == 0
 
 
@@ -224,14 +207,11 @@ def test_a_number_that_forward_passes_change_is_no_setting_of_the_model(model):
     own_forward(model, lambda usual, **kwargs: passes.append(1) or usual(**kwargs))
     for scale in (1.0, 1.0, 1.0, 1.01, 1.01, 1.0):
         layer.scale = scale
-        plain = model.generate(PROMPT, **GREEDY)
-        drafter = Prophet(plain, 0.8)
         passes.clear()
-        drafting = {"candidate_generator": drafter, "max_draft_tokens": 6, "verification": "tree"}
-        drafted = model.generate(PROMPT, **drafting, **GREEDY)
-        assert drafted.tolist() == plain.tolist() and drafter.stats.mat > 1.5
-        assert drafter.stats.probe_passes == len(passes) - drafter.stats.forward_passes
-        probing_passes.append(drafter.stats.probe_passes)
+        stats = assert_lossless(model, verification="tree")
+        assert stats.mat > 1.5
+        assert stats.probe_passes == len(passes) - 24 - stats.forward_passes
+        probing_passes.append(stats.probe_passes)
     assert probing_passes == [9, 0, 0, 9, 0, 0]
 
 
@@ -304,12 +284,8 @@ def test_a_probe_leaves_random_numbers_alone(model):
         return outputs
 
     own_forward(model, noisy)
-    torch.manual_seed(0)
-    model.generate(PROMPT, **GREEDY)
-    after = torch.get_rng_state()
-    stats = assert_lossless(model, 0.8, max_draft_tokens=6)
+    stats = assert_lossless(model)
     assert stats.mat == 1.0 and stats.probe_passes > 0
-    assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_a_model_that_fails_under_autocast_is_probed_again_without():
@@ -333,97 +309,3 @@ def test_a_probe_keeps_a_state_that_the_models_modules_hold():
                 raise
             pytest.skip(f"this transformers cannot decode it plainly: {error}")
     assert texts[0] == texts[1]
-
-
-class TestMemoOfAState:
-    """They are found again where nothing has changed, and only there."""
-
-    @pytest.mark.parametrize(
-        "change",
-        {
-            "training mode": lambda model: model.model.layers[0].train(),
-            "a rate of dropout": lambda model: setattr(
-                model.model.layers[0].self_attn, "attention_dropout", 0.5
-            ),
-            "a hook": steer_last_token,
-            "a weight of another type": lambda model: model.lm_head.half(),
-            "a new weight": lambda model: setattr(
-                model.lm_head, "weight", torch.nn.Parameter(model.lm_head.weight.data)
-            ),
-            "another attention": lambda model: model.set_attn_implementation("eager"),
-            "a configuration": lambda model: setattr(model.config, "sliding_window", 4),
-            "a forward of its own": lambda model: setattr(model, "forward", model.forward),
-            "a swapped module": lambda model: setattr(model, "lm_head", copy.copy(model.lm_head)),
-        }.items(),
-        ids=lambda change: change[0],
-    )
-    def test_what_can_change_logits_makes_another_state(self, fresh_llama, change):
-        model = fresh_llama
-        memo_of_state(model)["a fact"] = 1
-        assert memo_of_state(model)["a fact"] == 1
-        change[1](model)
-        assert "a fact" not in memo_of_state(model)
-
-    def test_adapters_that_are_switched_on_and_off_keep_theirs(self, fresh_llama):
-        peft = pytest.importorskip("peft")
-        model = fresh_llama
-        config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
-        adapted = peft.get_peft_model(model, config)
-        memo_of_state(model)["adapter"] = True
-        with adapted.disable_adapter():
-            assert "adapter" not in memo_of_state(model)
-            memo_of_state(model)["adapter"] = False
-        assert memo_of_state(model)["adapter"] is True
-        with adapted.disable_adapter():
-            assert memo_of_state(model)["adapter"] is False
-
-    @pytest.mark.parametrize(
-        "change",
-        {
-            "the same hook": lambda model: model.lm_head.register_forward_hook(ends_with_zero),
-            "a hook that only reads": lambda model: model.lm_head.register_forward_hook(Reading()),
-            "the same method": lambda model: setattr(
-                model, "forward", MethodType(type(model).forward, model)
-            ),
-            "gradient checkpointing": lambda model: (
-                model.gradient_checkpointing_enable(),
-                model.gradient_checkpointing_disable(),
-            ),
-        }.items(),
-        ids=lambda change: change[0],
-    )
-    def test_what_each_call_sets_anew_does_not_change_the_state(self, fresh_llama, change):
-        model = fresh_llama
-        memos = []
-        for _ in range(2):
-            change[1](model)
-            memos.append(memo_of_state(model))
-            model.lm_head._forward_hooks.clear()
-        assert memos[0] is memos[1]
-
-    def test_a_patched_class_is_another_state(self, fresh_llama, monkeypatch):
-        memo_of_state(fresh_llama)["a fact"] = 1
-        with monkeypatch.context() as patch:
-            patch.setattr(type(fresh_llama.model.norm), "forward", lambda self, states: states)
-            assert "a fact" not in memo_of_state(fresh_llama)
-        assert memo_of_state(fresh_llama)["a fact"] == 1
-
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-            lambda: torch.nn.modules.module.register_module_forward_hook(ends_with_zero),
-        ],
-        ids=["autocast", "a hook on all modules"],
-    )
-    def test_while_something_changes_every_model_the_state_is_another(self, fresh_llama, changed):
-        memo_of_state(fresh_llama)["a fact"] = 1
-        with changed():
-            assert "a fact" not in memo_of_state(fresh_llama)
-        assert memo_of_state(fresh_llama)["a fact"] == 1
-
-    def test_a_module_that_was_swapped_out_is_freed(self, fresh_llama):
-        memo_of_state(fresh_llama)
-        old = weakref.ref(fresh_llama.lm_head)
-        fresh_llama.lm_head = torch.nn.Linear(32, 97, bias=False)
-        assert old() is None

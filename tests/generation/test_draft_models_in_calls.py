@@ -17,6 +17,7 @@ from tests.helpers.architectures import small
 from tests.helpers.calls import GREEDY, Call, assert_lossless, padded_prompts
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
 from tests.helpers.passes import passes_of
+from tests.helpers.running_texts import finish
 
 
 @pytest.fixture
@@ -70,23 +71,14 @@ ROWS = [(name, rows) for name in SAMPLED for rows in (1, 3) if (name, rows) != (
 
 @pytest.mark.parametrize(("name", "rows"), ROWS)
 def test_the_target_itself_foresees_what_a_seed_draws(llama, name, rows):
-    """In two calls, one after the other; the random numbers are then where plain decoding's are."""
-    options = {"do_sample": True, "top_k": 0, **SAMPLED[name]}
-    verification, drafter = options.pop("verification", "chain"), rs.DraftModel(llama)
-    call, drafting = Call(llama, rows), {"candidate_generator": drafter, "max_draft_tokens": 4}
-    if verification == "reproducible":
-        options |= {"verification": verification}
+    drafter, options = rs.DraftModel(llama), {"do_sample": True, "top_k": 0, **SAMPLED[name]}
     for seed in (0, 1):
-        torch.manual_seed(seed)
-        plain = [call.generate(**options).tolist() for _ in range(2)]
-        after = torch.get_rng_state()
-        torch.manual_seed(seed)
-        for ids in plain:
-            drafted = call.generate(**{"verification": verification, **options, **drafting})
-            assert drafted.tolist() == ids
-            assert drafter.stats.accepted > 0.6 * drafter.stats.drafted or verification == "tree"
-            assert drafter.stats.mat > 1.9
-        assert torch.equal(torch.get_rng_state(), after)
+        call = Call(llama, rows, seed=seed, **options)
+        verification = None if name in ("reproducible", "tree") else "chain"
+        for _ in range(2):
+            stats = call.assert_lossless(drafter, verification, max_draft_tokens=4)
+            assert stats.accepted > 0.6 * stats.drafted or name == "tree"
+            assert stats.mat > 1.9
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -107,11 +99,8 @@ def test_random_numbers_that_a_processor_draws_change_no_id(llama):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reproducible_passes(blend, models_by_type, dtype):
-    model, options = models_by_type("llama", dtype), {**GREEDY, "verification": "reproducible"}
-    plain = model.generate(PROMPT, **options)
-    drafted = model.generate(PROMPT, candidate_generator=blend, max_draft_tokens=6, **options)
-    assert drafted.tolist() == plain.tolist()
-    assert blend.stats.mat > 1.5
+    call = Call(models_by_type("llama", dtype), verification="reproducible")
+    assert call.assert_lossless(blend, max_draft_tokens=6).mat > 1.5
 
 
 @pytest.mark.parametrize("all_models", [False, True])
@@ -139,8 +128,7 @@ def test_a_running_batch(llama, max_draft_tokens, do_sample):
         batch.add(input_ids=prompt, candidate_generator=drafter, seed=5, **options)
         for prompt, drafter in zip(prompts, drafters, strict=True)
     ]
-    while len(batch):
-        batch.step()
+    finish(batch)
     for prompt, text in zip(prompts, texts, strict=True):
         torch.manual_seed(5)
         assert text.sequences.tolist() == llama.generate(prompt, **options).tolist()
@@ -156,31 +144,29 @@ def test_a_generator_of_transformers_uses_up_no_random_numbers(llama, part):
     assert assert_lossless(llama, generator, PROMPT, do_sample=True) is None
 
 
-@pytest.fixture
-def other_tokenizer(tokenizer):
+def of_another_tokenizer(_, tokenizer, *about):
     other = copy.deepcopy(tokenizer)
     other.add_tokens(["the "])
-    return other
+    assistant = small("llama", vocab_size=len(other))
+    return AssistedCandidateGeneratorDifferentTokenizers(
+        PROMPT, assistant, tokenizer, other, *about
+    )
 
 
-@pytest.mark.parametrize("kind", ["assisted", "prompt look-up", "of another tokenizer"])
-def test_generators_of_transformers_in_a_blend(byte_llama, tokenizer, other_tokenizer, kind):
+GENERATORS = {
+    "assisted": lambda model, _, *about: AssistedCandidateGenerator(PROMPT, model, *about),
+    "prompt look-up": lambda *_: PromptLookupCandidateGenerator(max_length=64),
+    "of another tokenizer": of_another_tokenizer,
+}
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True}], ids=str)
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generators_of_transformers_in_a_blend(byte_llama, tokenizer, kind, sampling):
+    """A drafter that is attached to all models drafts for the target."""
     config = GenerationConfig(max_length=64, min_length=0, do_sample=False, eos_token_id=None)
-    # A drafter that is attached to all models drafts for the target.
     about = config, {"candidate_generator": None}
-    for sampling in ({}, {"do_sample": True}):
-        if kind == "assisted":
-            generator = AssistedCandidateGenerator(PROMPT, byte_llama, *about)
-        elif kind == "prompt look-up":
-            generator = PromptLookupCandidateGenerator(max_length=64)
-        else:
-            assistant = small("llama", vocab_size=len(other_tokenizer))
-            tokenizers = tokenizer, other_tokenizer
-            generator = AssistedCandidateGeneratorDifferentTokenizers(
-                PROMPT, assistant, *tokenizers, *about
-            )
-        blend = rs.TokenRecycling() | generator
-        with rs.attach(drafter=rs.ReferenceCopy()):
-            options = {"max_draft_tokens": 12, **sampling}
-            stats = assert_lossless(byte_llama, blend, PROMPT, **options)
-        assert stats.sources[1].drafted > 0
+    blend = rs.TokenRecycling() | GENERATORS[kind](byte_llama, tokenizer, *about)
+    with rs.attach(drafter=rs.ReferenceCopy()):
+        stats = assert_lossless(byte_llama, blend, PROMPT, max_draft_tokens=12, **sampling)
+    assert stats.sources[1].drafted > 0

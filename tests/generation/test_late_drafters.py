@@ -58,31 +58,30 @@ def test_ids_are_those_of_plain_decoding_in_every_call(models_by_type, kind, row
         assert (min(drafts) > 0) == (late is not None)
 
 
-def test_a_late_beginning_drafts_what_an_early_one_does(models_by_type, unloaded):
-    model = copy.deepcopy(models_by_type("llama"))
-    late = drafted(model)[1].stats
+def test_a_late_beginning_drafts_what_an_early_one_does(fresh_llama, unloaded):
+    late = drafted(fresh_llama)[1].stats
     assert drafting_kernels.compiled
-    early = drafted(model)[1].stats
+    early = drafted(fresh_llama)[1].stats
     assert (late.drafted, late.accepted) == (early.drafted, early.accepted)
     assert late.drafted > 0
 
 
-def test_the_first_token_waits_for_no_probe(models_by_type):
-    model, passes, passes_before = copy.deepcopy(models_by_type("llama")), [], []
-    own_forward(model, lambda usual, **kwargs: passes.append(True) or usual(**kwargs))
+def test_the_first_token_waits_for_no_probe(fresh_llama):
+    passes, passes_before = [], []
+    own_forward(fresh_llama, lambda usual, **kwargs: passes.append(True) or usual(**kwargs))
 
     class Counter(ListStreamer):
         def put(self, value):
             passes_before.append(len(passes))
 
-    drafted(model, streamer=Counter())
+    drafted(fresh_llama, streamer=Counter())
     assert passes_before[:2] == [0, 1]  # the prompt, the first token
     assert passes_before[2] > 2  # the probe has run
 
 
-def test_references_of_another_vocabulary_are_refused_before_any_token(models_by_type, late):
-    model, streamer = models_by_type("llama"), ListStreamer()
+def test_references_of_another_vocabulary_are_refused_before_any_token(llama, late):
+    streamer = ListStreamer()
     drafter = rs.ReferenceCopy(references=[[5, 10_000]]) | rs.TokenRecycling()
     with pytest.raises(ValueError, match="10000"):
-        model.generate(PROMPT, candidate_generator=drafter, streamer=streamer, **OPTIONS)
+        llama.generate(PROMPT, candidate_generator=drafter, streamer=streamer, **OPTIONS)
     assert not streamer.puts

@@ -101,44 +101,29 @@ def test_the_same_seed_gives_the_same_texts_and_random_numbers(
 ):
     if not keeps_noise:  # beyond one column: slow rows draw theirs again
         monkeypatch.setattr(rows, "_KEPT_BYTES", 1)
-    options = {"do_sample": True, **SAMPLING[sampling]}
-    torch.manual_seed(7)
-    plain = call.generate(**options)
-    after = torch.get_rng_state()
-    drafter = Prophets(call.inputs, plain, UNEQUAL)
-    torch.manual_seed(7)
-    drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
-    assert drafted.tolist() == plain.tolist()
-    assert torch.equal(torch.get_rng_state(), after)
-    assert drafter.stats.mat > 1.1
+    assert call.assert_lossless(UNEQUAL, do_sample=True, **SAMPLING[sampling]).mat > 1.1
 
 
 @of("tree", "packed, 4 rows", "rectangle, 4 rows")
 def test_the_callers_default_device_is_used_for_nothing(call):
     """Tensors on the device "meta" have no contents."""
     for do_sample in (False, True):
-        torch.manual_seed(7)
-        plain = call.generate(do_sample=do_sample)
-        drafter = Prophets(call.inputs, plain, 0.9)
-        torch.manual_seed(7)
-        drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
+        own = Call(call.model, call.rows, do_sample=do_sample)
         with torch.device("meta"):
-            drafted = call.generate(do_sample=do_sample, streamer=ListStreamer(), **drafting)
-        assert drafted.tolist() == plain.tolist()
-        assert drafter.stats.accepted > 0
+            assert own.assert_lossless(drafting={"streamer": ListStreamer()}).accepted > 0
 
 
 @of("packed, 4 rows")
 def test_the_callers_default_type_is_not_that_of_random_numbers(call):
     torch.set_default_dtype(torch.bfloat16)
+    options = {"do_sample": True, "temperature": 5.0, "top_k": 0}
     try:
         for seed in (2, 18, 31, 34):  # near-ties among the tokens that they draw
-            options = {"do_sample": True, "temperature": 5.0, "top_k": 0}
-            torch.manual_seed(seed)
-            plain = call.generate(**options)
-            torch.manual_seed(seed)
-            drafted = call.generate(**options, candidate_generator=rs.ReferenceCopy())
-            assert drafted.tolist() == plain.tolist()
+            texts = []
+            for drafter in (None, rs.ReferenceCopy()):
+                torch.manual_seed(seed)
+                texts.append(call.generate(**options, candidate_generator=drafter).tolist())
+            assert texts[0] == texts[1]
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -159,8 +144,8 @@ def test_probabilities_that_are_not_numbers_are_refused_as_in_plain_decoding(cal
 class Recorder(LogitsProcessor):
     """Records the texts it sees."""
 
-    def __init__(self, seen):
-        self.seen = seen
+    def __init__(self):
+        self.seen = []
 
     def __call__(self, input_ids, scores):
         assert len(input_ids) == len(scores)
@@ -170,26 +155,15 @@ class Recorder(LogitsProcessor):
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_logits_processors_see_each_prefix_once_in_order(call, do_sample):
-    texts, recorded = [], []
-    for drafts in (False, True):
-        torch.manual_seed(0)
-        seen = []
-        drafter = Prophets(call.inputs, texts[0], 0.8) if drafts else None
-        ids = call.generate(
-            do_sample=do_sample,
-            logits_processor=LogitsProcessorList([Recorder(seen)]),
-            candidate_generator=drafter,
-            max_draft_tokens=8,
-        )
-        texts.append(ids)
-        recorded.append(seen)
-        for row in ids.tolist():
-            of_row = [prefix for prefix in seen if prefix[:12] == row[:12]]
-            assert of_row == [row[:length] for length in range(12, 12 + 32)]
-        assert len(seen) == 32 * len(ids)
-    assert texts[0].tolist() == texts[1].tolist()
-    assert recorded[0] == recorded[1]
-    assert (drafter.stats.mat > 1.5) == (call.rows == 1)
+    plain, drafted = Recorder(), Recorder()
+    options = {**call.options, "do_sample": do_sample, "logits_processor": [plain]}
+    processed = Call(call.model, inputs=call.inputs, **options)
+    stats = processed.assert_lossless(drafting={"logits_processor": [drafted]})
+    for row in processed.plain.tolist():
+        of_row = [prefix for prefix in drafted.seen if prefix[:12] == row[:12]]
+        assert of_row == [row[:length] for length in range(12, 12 + 32)]
+    assert drafted.seen == plain.seen and len(plain.seen) == 32 * call.rows
+    assert (stats.mat > 1.5) == (call.rows == 1)
 
 
 PROCESSED = {
@@ -218,15 +192,11 @@ def test_transformers_logits_processors_see_each_rows_prefix(call, processed):
 
 
 def test_a_processor_that_keeps_state_sees_all_rows_as_in_plain_decoding(call):
-    alone = Alternating()
-    plain = call.generate(logits_processor=LogitsProcessorList([alone]))
-    drafter = Prophets(call.inputs, plain, UNEQUAL)
-    given = Alternating()
-    options = {"candidate_generator": drafter, "max_draft_tokens": 8}
-    drafted = call.generate(logits_processor=LogitsProcessorList([given]), **options)
-    assert drafted.tolist() == plain.tolist()
-    assert given.seen == alone.seen
-    assert (drafter.stats.mat > 1.2) == (call.rows == 1)
+    plain, given = Alternating(), Alternating()
+    drafting = {"logits_processor": [given]}
+    stats = call.assert_lossless(UNEQUAL, drafting=drafting, logits_processor=[plain])
+    assert given.seen == plain.seen
+    assert (stats.mat > 1.2) == (call.rows == 1)
 
 
 @of("tree", "chain", "running state", "static")
@@ -234,15 +204,10 @@ def test_scores_and_logits_match(call):
     """Those of several rows are refused."""
     names = ("return_dict_in_generate", "output_scores", "output_logits")
     options = {"repetition_penalty": 1.2, **dict.fromkeys(names, True)}
-    plain = call.generate(**options)
-    drafter = Prophets(call.inputs, plain.sequences, 0.8)
-    drafted = call.generate(candidate_generator=drafter, max_draft_tokens=8, **options)
-    assert drafted.sequences.tolist() == plain.sequences.tolist()
-    for name in ("scores", "logits"):
-        mine, theirs = getattr(drafted, name), getattr(plain, name)
-        assert isinstance(mine, tuple) and len(mine) == len(theirs)
-        torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), rtol=1e-4, atol=1e-4)
-    assert drafted.scores[0].dtype == torch.float32
+    call.assert_lossless(**options)
+    drafted = call.generate(candidate_generator=call.drafter(), **options)
+    for returned in (drafted.scores, drafted.logits):
+        assert isinstance(returned, tuple) and returned[0].dtype == torch.float32
 
 
 # --- stopping criteria, streamers and the returned cache
@@ -310,13 +275,6 @@ def test_criteria_streamers_and_the_cache_get_what_plain_decoding_gives_them(cal
         assert ids.shape[1] < 12 + 32
 
 
-@pytest.mark.parametrize("accuracies", [1.0, UNEQUAL])
-@pytest.mark.parametrize("place", [12, 30])
-def test_an_end_of_text_inside_a_draft_ends_the_text(call, place, accuracies):
-    ends = call.plain[:3, place].tolist()
-    call.assert_lossless(accuracies, eos_token_id=ends, pad_token_id=7)
-
-
 @pytest.mark.parametrize("new_tokens", [1, 2, 13])
 def test_max_new_tokens_is_never_overrun(call, new_tokens):
     call.assert_lossless([1.0, 0.5, 0.0, 1.0], max_new_tokens=new_tokens)
@@ -345,22 +303,13 @@ def test_stop_strings_end_each_row_as_plain_generate_does(
         return_tensors="pt",
     )
     inputs = {name: texts[name][:, :26] for name in ("input_ids", "attention_mask")}
-    options = {
-        **inputs,
-        "max_new_tokens": 30,
-        "do_sample": False,
-        "stop_strings": stops,
-        "tokenizer": tokenizer,
-        "eos_token_id": eos_token_id,
-        "logits_processor": LogitsProcessorList([Forced(texts["input_ids"])]),
-    }
-    plain = byte_llama.generate(**options)
+    options = {"stop_strings": stops, "tokenizer": tokenizer, "eos_token_id": eos_token_id}
+    options["logits_processor"] = LogitsProcessorList([Forced(texts["input_ids"])])
+    call = Call(byte_llama, inputs=inputs, max_new_tokens=30, **options)
     if rows == 1 and stops != ["never"]:
-        assert plain.shape[1] < 26 + 30, "the stop strings were not met"
+        assert call.plain.shape[1] < 26 + 30, "the stop strings were not met"
     drafter = Prophets(inputs, texts["input_ids"], [1.0, 0.3, 0.8])
-    drafted = byte_llama.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
-    assert drafted.tolist() == plain.tolist()
-    assert rows > 1 or drafter.stats.mat > 1.5
+    assert call.assert_lossless(drafter).mat > 1.5 or rows > 1
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])  # packed, or in one rectangle
@@ -446,11 +395,9 @@ def test_a_broken_draft_is_an_error_and_frees_the_drafter_for_the_next_call(
 def test_a_model_that_cannot_verify_is_decoded_plainly_with_a_warning(
     models_by_type, model_type, rows, caplog
 ):
-    call, drafter = Call(models_by_type(model_type), rows), Noise()
-    streamers = ListStreamer(), ListStreamer()
-    call.generate(streamer=streamers[0])
-    drafted = call.generate(streamer=streamers[1], candidate_generator=drafter)
-    assert drafted.tolist() == call.plain.tolist()
-    assert streamers[0].puts == streamers[1].puts and streamers[1].ended == 1
+    plain, drafted = ListStreamer(), ListStreamer()
+    call = Call(models_by_type(model_type), rows, streamer=plain)
+    stats = call.assert_lossless(Noise(), drafting={"streamer": drafted})
+    assert plain.puts == drafted.puts and drafted.ended == 1
     assert "decodes plainly, with the same text" in caplog.text
-    assert (drafter.stats.tokens, drafter.stats.mat) == (32 * rows, 1.0)
+    assert (stats.tokens, stats.mat) == (32 * rows, 1.0)

@@ -1,17 +1,12 @@
 """Observations hold the verified tree and the target's logits at each of its nodes."""
 
-from unittest import mock
-
-import numpy as np
 import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.generation import budget
-from hf_refspec.generation.budget import PassCosts
 from tests.helpers.calls import Call, up_to_end
 from tests.helpers.drafters import Listening, Observed
-from tests.helpers.pass_times import passes_take
+from tests.helpers.pass_times import MadeUp, passes_take
 from tests.helpers.trees import paths
 
 ACCURACIES = [0.9, 0.4, 0.7]
@@ -33,27 +28,12 @@ def check(model, seen: list[Observed]) -> None:
         assert int(each.logits[node].argmax()) == last
 
 
-class Dear(PassCosts):
-    """Known from the first pass on: a node costs a twentieth of a pass, and nothing is lost."""
-
-    def wants_plain_step(self, length):
-        return False
-
-    def seconds(self, tokens, length):
-        return 1 + 0.05 * np.array(tokens)
-
-    def dearest(self, tokens):
-        return np.ones(len(tokens))
-
-
 @pytest.fixture(autouse=True)
 def costs():
-    costs = Dear()
-    costs.record(1, 1.0, plain=True)
-    with (
-        passes_take(lambda tokens: 1 + 0.05 * tokens),
-        mock.patch.object(budget, "pass_costs", lambda model, kind_of_pass: costs),
-    ):
+    """A node costs a twentieth of a pass, and wrong drafts may cost anything."""
+    costs = MadeUp(lambda tokens: 1 + 0.05 * tokens)
+    costs.allowance = 1e6
+    with passes_take(costs.formula, costs):
         yield
 
 
@@ -98,9 +78,7 @@ def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
         for seed in range(1 + blended)
     ]
     drafter = rs.Blend(listening) if blended else listening[0]
-    drafted = call.generate(candidate_generator=drafter, max_draft_tokens=budget, **options)
-    assert drafted.tolist() == call.plain.tolist()
-
+    call.assert_lossless(drafter, max_draft_tokens=budget, drafting=options)
     for source in listening:
         check(call.model, source.seen)
         assert [len(each.verified) for each in source.seen[:rows]] == [0] * rows  # the prefill
@@ -120,8 +98,7 @@ def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
 def test_trimmed_nodes_are_not_observed(llama, rows):
     call = Call(llama, rows)
     drafter = Listening(call.inputs, call.plain, 0.9, branches=4)
-    drafted = call.generate(candidate_generator=drafter, max_draft_tokens="auto")
-    assert drafted.tolist() == call.plain.tolist()
+    call.assert_lossless(drafter, max_draft_tokens="auto")
     check(llama, drafter.seen)
     sizes = [len(each.verified) for each in drafter.seen]
     assert 0 < sum(sizes) == drafter.stats.drafted < sum(len(tree) for _, tree in drafter.drafts)
@@ -141,12 +118,11 @@ def test_plainly_decoded_rows_are_observed_without_their_padding_and_without_log
     call = Call(models_by_type("mamba"), rows=2)
     # Of the first row alone.
     end = next(token for token in call.plain[0, 12:].tolist() if token not in call.plain[1])
-    plain = call.generate(eos_token_id=end, pad_token_id=0)
+    ending = Call(call.model, rows=2, eos_token_id=end, pad_token_id=0)
     drafter = Listening(call.inputs, call.plain, 0.9)
-    drafted = call.generate(eos_token_id=end, pad_token_id=0, candidate_generator=drafter)
-    assert drafted.tolist() == plain.tolist()
+    ending.assert_lossless(drafter)
     assert all(each.logits is None and not len(each.verified) for each in drafter.seen)
-    texts = [up_to_end(row[12:], [end]) for row in plain]
+    texts = [up_to_end(row[12:], [end]) for row in ending.plain]
     assert len(texts[0]) < len(texts[1]) == 32
     assert sum(len(each.tokens) for each in drafter.seen) == sum(map(len, texts))
     observed = [[*each.text, *each.tokens] for each in drafter.seen]

@@ -8,14 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, DynamicCache
+from transformers import AutoConfig
 from transformers.generation import stopping_criteria
 
 from hf_refspec.generation.plan import DraftLimits
 from hf_refspec.verification.caches import find_cache
 from hf_refspec.verification.verifier import TREE
-from tests.helpers.architectures import VOCAB_SIZE, WINDOW, small
-from tests.helpers.calls import GREEDY, PROMPT, ListStreamer, assert_lossless
+from tests.helpers.architectures import WINDOW, small
+from tests.helpers.calls import (
+    GREEDY,
+    PROMPT,
+    ListStreamer,
+    assert_lossless,
+    new_cache,
+    random_ids,
+)
 from tests.helpers.drafters import Noise, Prophet
 from tests.helpers.own_forward import own_forward
 
@@ -79,9 +86,8 @@ def test_a_probe_keeps_the_frequencies_of_the_longest_text_so_far(case):
 @pytest.mark.parametrize("padding", [1, 3, 9])
 def test_a_cache_that_is_rebuilt_at_a_length_is_rebuilt_behind_padding_too(padding):
     """Phi-3 counts the padding: its cache goes before its frequencies change."""
-    generator = torch.Generator().manual_seed(padding)
-    for _ in range(5):
-        ids = torch.randint(3, 97, (1, padding + 17), generator=generator)
+    for seed in range(5):
+        ids = random_ids(padding + 17, seed)
         ids[:, :padding] = 0
         mask = (ids != 0).long()
         drafted_as_plain("longrope phi3", ids, attention_mask=mask, max_new_tokens=40)
@@ -90,7 +96,7 @@ def test_a_cache_that_is_rebuilt_at_a_length_is_rebuilt_behind_padding_too(paddi
 def test_drafts_stay_within_learned_positions(models_by_type):
     """GPT-2 has 512 positions; a draft past them would index outside of the table."""
     model = models_by_type("gpt2")
-    prompt = torch.randint(3, 97, (1, 490), generator=torch.Generator().manual_seed(0))
+    prompt = random_ids(490)
     options = {"inputs": prompt, "max_new_tokens": None}
     assert_lossless(model, 1.0, max_length=512, **options)
     # An end of text keeps plain decoding within the table although max_length does not.
@@ -129,29 +135,28 @@ def test_past_the_models_positions_the_user_sees_what_plain_decoding_shows(
 @pytest.mark.parametrize("case", ["given cache", "given positions", "padding"])
 def test_the_position_counts_and_not_the_length(models_by_type, case):
     """GPT-2 has a table of 512 positions; an index past its end would fail."""
-    model = models_by_type("gpt2")
-    options = {**GREEDY, "max_new_tokens": 14}
-    long = torch.randint(3, 97, (1, 497), generator=torch.Generator().manual_seed(0))
+    model, long = models_by_type("gpt2"), random_ids(497)
+    padded = torch.nn.functional.pad(long, (23, 0))
+    inputs = {
+        "given cache": {"input_ids": long[:, 495:], "attention_mask": torch.ones_like(long)},
+        "given positions": {
+            "input_ids": PROMPT,
+            "position_ids": torch.arange(490, 490 + PROMPT.shape[1])[None],
+        },
+        "padding": {"input_ids": padded, "attention_mask": (padded != 0).long()},
+    }[case]
 
-    def generate(**kwargs):
-        if case == "given cache":
-            cache = DynamicCache(config=model.config)
+    def generate(drafter=None):
+        cache = new_cache(model) if case == "given cache" else None
+        if cache is not None:
             with torch.no_grad():
                 model(long[:, :495], past_key_values=cache)
-            mask = torch.ones_like(long)
-            return model.generate(
-                long[:, 495:], past_key_values=cache, attention_mask=mask, **options, **kwargs
-            )
-        if case == "given positions":
-            positions = torch.arange(490, 490 + PROMPT.shape[1])[None]
-            return model.generate(PROMPT, position_ids=positions, **options, **kwargs)
-        padded = torch.cat([torch.zeros((1, 23), dtype=torch.long), long], dim=-1)
-        mask = (padded != 0).long()
-        return model.generate(padded, attention_mask=mask, **options, **kwargs)
+        options = {**inputs, **GREEDY, "max_new_tokens": 14, "past_key_values": cache}
+        return model.generate(**options, candidate_generator=drafter)
 
     plain = generate()
-    assert generate(candidate_generator=Noise()).tolist() == plain.tolist()
-    assert generate(candidate_generator=Prophet(plain, 1.0)).tolist() == plain.tolist()
+    for drafter in (Noise(), Prophet(plain, 1.0)):
+        assert generate(drafter).tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize(
@@ -197,16 +202,12 @@ class Placed(Prophet):
         super().observe(observation)
 
 
-def random_prompt(length: int) -> torch.Tensor:
-    return torch.randint(3, VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(1))
-
-
-def placed(model, prompt_length: int, accuracy: float = 0.9, plain=None) -> Placed:
-    prompt = random_prompt(prompt_length)
+def placed(model, prompt_length: int, accuracy=0.9, plain=None, branches=0, nodes=4) -> Placed:
+    prompt = random_ids(prompt_length, seed=1)
     plain = model.generate(prompt, **OPTIONS) if plain is None else plain
-    drafter = Placed(plain, accuracy, branches=0)
-    drafted = model.generate(prompt, candidate_generator=drafter, max_draft_tokens=4, **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
+    drafter = Placed(plain, accuracy, branches)
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": nodes}
+    assert model.generate(prompt, **drafting, **OPTIONS).tolist() == plain.tolist()
     return drafter
 
 
@@ -222,11 +223,7 @@ def test_drafts_end_before_a_window_past_which_they_are_inexact():
 @pytest.mark.parametrize("branches", [0, 2])
 def test_drafts_see_a_window_that_several_tokens_of_the_model_see_past(branches):
     """Moshi's own mask for several tokens shows them more than its window; a draft's does not."""
-    model = small("moshi")
-    plain = model.generate(random_prompt(5), **OPTIONS)
-    drafter = Placed(plain, 0.9, branches)
-    options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
-    assert model.generate(random_prompt(5), **options).tolist() == plain.tolist()
+    drafter = placed(small("moshi"), 5, branches=branches, nodes=8)
     assert max(drafter.accepted_at) > 2 * WINDOW
 
 
@@ -247,7 +244,7 @@ def test_each_side_of_a_boundary_is_probed_once(mistral):
     def probing_passes(prompt_length: int, new_tokens: int, nodes: int = 4) -> int:
         passes.clear()
         options = {**OPTIONS, "max_new_tokens": new_tokens, "candidate_generator": (n := Noise())}
-        mistral.generate(random_prompt(prompt_length), max_draft_tokens=nodes, **options)
+        mistral.generate(random_ids(prompt_length), max_draft_tokens=nodes, **options)
         return len(passes) - n.stats.forward_passes
 
     assert probing_passes(5, 6, nodes=0) == 0
@@ -259,7 +256,7 @@ def test_each_side_of_a_boundary_is_probed_once(mistral):
 
 def test_drafts_end_where_passes_differ_only_past_a_boundary(mistral):
     """Exact on short texts: as if a mask for several tokens forgot the window."""
-    plain = mistral.generate(random_prompt(5), **OPTIONS)
+    plain = mistral.generate(random_ids(5, seed=1), **OPTIONS)
 
     def disturb(usual, **kwargs):
         outputs = usual(**kwargs)

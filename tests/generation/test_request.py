@@ -1,5 +1,7 @@
 """What several rows have of a call: their processors and drafters, and what is refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import LogitsProcessor, TemperatureLogitsWarper
@@ -24,34 +26,22 @@ def call(llama) -> Call:
     ids=lambda options: next(iter(options)),
 )
 def test_several_sequences_of_a_prompt_have_the_processors_of_that_prompt(call, options):
-    options = {**options, "do_sample": True, "num_return_sequences": 2}
-    torch.manual_seed(0)
-    plain = call.generate(**options)
-    assert len({tuple(row) for row in plain.tolist()}) >= 4
-    good = Prophets(call.inputs, plain[::2], 0.8)
-    for drafter in (good, Noise()):
-        torch.manual_seed(0)
-        drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
-        assert drafted.tolist() == plain.tolist()
-    assert good.stats.mat > 1.2
+    several = Call(call.model, rows=4, do_sample=True, num_return_sequences=2, **options)
+    assert len({tuple(row) for row in several.plain.tolist()}) >= 4
+    good = Prophets(call.inputs, several.plain[::2], 0.8)
+    assert several.assert_lossless(good).mat > 1.2
+    several.assert_lossless(Noise())
 
 
-REFUSED = {
-    "`output_scores=True`": {"output_scores": True, "return_dict_in_generate": True},
-    "`output_logits=True`": {"output_logits": True, "return_dict_in_generate": True},
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_rows_cannot_have_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call.generate(**REFUSED[message], candidate_generator=Noise())
+@pytest.mark.parametrize("name", ["output_scores", "output_logits"])
+def test_what_rows_cannot_have_is_refused(call, name):
+    options = {name: True, "return_dict_in_generate": True, "candidate_generator": Noise()}
+    with pytest.raises(ValueError, match=f"`{name}=True`"):
+        call.generate(**options)
 
 
 def test_a_candidate_generator_drafts_for_each_row(call):
-    generator = PromptLookupCandidateGenerator(num_output_tokens=6, max_matching_ngram_size=2)
-    drafted = call.generate(candidate_generator=generator)
-    assert drafted.tolist() == call.plain.tolist()
+    call.assert_lossless(PromptLookupCandidateGenerator(6, max_matching_ngram_size=2))
 
 
 class Biased(LogitsProcessor):
@@ -79,18 +69,14 @@ class Warmer(TemperatureLogitsWarper):
 @pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize("kind", [Biased, Warmer])
 def test_processors_that_know_their_rows_see_all_of_them(llama, kind, attached):
-    call = Call(llama, rows=3)
-    plain = call.generate(logits_processor=[kind(3)])
-    drafter = Prophets(call.inputs, plain, 0.8)
-    if attached:
-        with rs.attach(llama, drafter) as attachment:
-            drafted = call.generate(logits_processor=[kind(3)])
-        stats = attachment.stats
-    else:
-        drafted = call.generate(logits_processor=[kind(3)], candidate_generator=drafter)
-        stats = drafter.stats
-    assert drafted.tolist() == plain.tolist()
-    assert stats.reason.startswith(f"a {kind.__name__} may know the 3 rows by their number")
+    call = Call(llama, rows=3, logits_processor=[kind(3)])
+    drafter = call.drafter()
+    named = {} if attached else {"candidate_generator": drafter}
+    with rs.attach(llama, drafter) if attached else nullcontext(drafter) as drafting:
+        drafted = call.generate(logits_processor=[kind(3)], **named)
+    assert drafted.tolist() == call.plain.tolist()
+    reason = f"a {kind.__name__} may know the 3 rows by their number"
+    assert drafting.stats.reason.startswith(reason)
 
 
 def test_scores_of_another_number_of_rows_are_refused(llama):

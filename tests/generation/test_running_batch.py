@@ -12,8 +12,9 @@ from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.transformers_names import CACHE_NAME
 from tests.helpers.architectures import small
 from tests.helpers.calls import Alternating, ListStreamer, StopAtCall
+from tests.helpers.calls import random_ids as ids
 from tests.helpers.drafters import Prophet
-from tests.helpers.running_texts import add, finish, generated, ids
+from tests.helpers.running_texts import add, finish, generated
 
 CACHE_NAMES = {"past_key_values", CACHE_NAME}
 

@@ -9,8 +9,9 @@ import torch
 import hf_refspec as rs
 from hf_refspec.generation.running_batch import RunningBatch
 from tests.helpers.calls import ListStreamer
+from tests.helpers.calls import random_ids as ids
 from tests.helpers.drafters import Prophet
-from tests.helpers.running_texts import add, finish, generated, ids
+from tests.helpers.running_texts import add, finish, generated
 
 
 def test_a_prompt_may_begin_with_what_another_text_has_accepted(llama):

@@ -1,19 +1,27 @@
 """Calls that decode plainly and say why, and what happens where a probe or a pass raises."""
 
-import copy
 import re
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StaticCache
+from transformers import LogitsProcessor
 
 import hf_refspec as rs
-from hf_refspec.kernels.compilation import drafting_kernels
 from hf_refspec.verification.caches import find_cache
 from tests.helpers.architectures import small
-from tests.helpers.calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
-from tests.helpers.drafters import Noise, Prophets
+from tests.helpers.calls import (
+    Alternating,
+    Call,
+    ListStreamer,
+    StopAtCall,
+    assert_lossless,
+    assert_same_entries,
+    new_cache,
+    random_ids,
+)
+from tests.helpers.drafters import Fixed, Noise, Prophets
 from tests.helpers.own_forward import own_forward
+from tests.helpers.running_texts import finish
 
 
 class Broken(RuntimeError):
@@ -94,27 +102,16 @@ def test_what_a_pass_raises_is_raised(fresh_llama, rows):
 
 @pytest.mark.parametrize("room", [None, 64])
 @pytest.mark.parametrize("model_type", ["llama", "falcon"])
-def test_a_given_cache_goes_on_after_a_probe_that_fails(own, model_type, room):
-    model = own(model_type)
+def test_a_given_cache_goes_on_after_a_probe_that_fails(model_type, room):
+    model = small(model_type)
     call = Call(model, rows=1, max_new_tokens=24)
-    caches = [
-        StaticCache(config=model.config, max_cache_len=room)
-        if room
-        else DynamicCache(config=model.config)
-        for _ in range(2)
-    ]
+    caches = [new_cache(model, room) for _ in range(2)]
     plain = call.generate(past_key_values=caches[0])
     options = {"candidate_generator": call.drafter(), "max_draft_tokens": 4}
     with broken(model):
         assert call.generate(past_key_values=caches[1], **options).equal(plain)
     assert "this kernel takes one token" in options["candidate_generator"].stats.reason
     assert_same_entries(caches[1], caches[0], torch.ones(1, plain.shape[1] - 1))
-
-
-@pytest.fixture
-def own():
-    """Builds a model that no other test has probed or changed."""
-    return lambda model_type: copy.deepcopy(small(model_type))
 
 
 @pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
@@ -143,30 +140,13 @@ def test_an_interrupted_pass_ends_the_call(fresh_llama, passes):
         call.generate(candidate_generator=Noise(), max_draft_tokens=4)
 
 
-def compile_forward(model, **options):
-    model.forward = torch.compile(model.forward, **options)
-
-
-def compile_layer(model, **options):
-    model.model.layers[0].compile(**options)
-
-
-def compile_model(model, **options):
-    model.compile(**options)
-
-
 @pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize(
-    ("compiling", "fullgraph", "most"),
-    [
-        (compile_forward, True, 3),
-        (compile_forward, False, 3),
-        (compile_layer, True, 3),
-        (compile_model, True, 8),
-    ],
+    ("part", "fullgraph", "most"),
+    [("forward", True, 3), ("forward", False, 3), ("layer", True, 3), ("model", True, 8)],
 )
 def test_the_first_call_of_a_compiled_model_has_the_ids_of_plain_decoding(
-    fresh_llama, compiling, fullgraph, most, attached
+    fresh_llama, part, fullgraph, most, attached
 ):
     call, graphs = Call(fresh_llama, rows=1, max_new_tokens=12), []
 
@@ -175,13 +155,17 @@ def test_the_first_call_of_a_compiled_model_has_the_ids_of_plain_decoding(
         return graph.forward
 
     torch._dynamo.reset()
-    compiling(fresh_llama, backend=backend, fullgraph=fullgraph)
+    compiling = {"backend": backend, "fullgraph": fullgraph}
+    if part == "forward":
+        fresh_llama.forward = torch.compile(fresh_llama.forward, **compiling)
+    else:
+        compiled = fresh_llama if part == "model" else fresh_llama.model.layers[0]
+        compiled.compile(**compiling)
     if attached:
         with rs.attach(fresh_llama, max_draft_tokens=4):
-            drafted = call.generate()
+            assert call.generate().equal(call.plain)
     else:
-        drafted = call.generate(candidate_generator=rs.ReferenceCopy(), max_draft_tokens=4)
-    assert drafted.tolist() == call.plain.tolist()
+        call.assert_lossless(rs.ReferenceCopy(), max_draft_tokens=4)
     assert 0 < len(graphs) <= most
 
 
@@ -194,12 +178,8 @@ REASONS = {
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_arguments_with_which_drafts_could_change_the_text(fresh_llama, reason):
-    call, drafter, texts = Call(fresh_llama, rows=4, do_sample=True), Noise(), []
-    for drafting in ({}, {"candidate_generator": drafter}):
-        torch.manual_seed(0)
-        texts.append(call.generate(**REASONS[reason], **drafting).tolist())
-    assert texts[0] == texts[1]
-    assert reason in drafter.stats.reason
+    call = Call(fresh_llama, rows=4, do_sample=True, **REASONS[reason])
+    assert reason in call.assert_lossless(Noise()).reason
 
 
 def test_attentions_that_are_not_returned_still_reach_the_model():
@@ -211,63 +191,39 @@ def test_attentions_that_are_not_returned_still_reach_the_model():
     call = Call(model, rows=1, output_attentions=True)
     record.only_reads = True
     with model.register_forward_pre_hook(record, with_kwargs=True):
-        drafted = call.generate(candidate_generator=Noise())
+        call.assert_lossless(Noise())
         batch = rs.RunningBatch(model)
         text = batch.add(**call.options)
-        while len(batch):
-            batch.step()
-    assert drafted.tolist() == call.plain.tolist() == text.sequences.tolist()
+        finish(batch)
+    assert text.sequences.tolist() == call.plain.tolist()
     assert asked and all(asked)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_window_of_right_padding_in_a_static_cache(own, rows):
-    model, drafter = own("mistral"), Noise()
+def test_a_window_of_right_padding_in_a_static_cache(rows):
+    model = small("mistral")
     model.set_attn_implementation("eager")
     window = model.config.sliding_window
-    ids = torch.randint(5, 60, (rows, 3 * window), generator=torch.Generator().manual_seed(0))
+    ids = random_ids(3 * window * rows).reshape(rows, -1)
     mask = torch.ones_like(ids)
     mask[-1, -window - 3 :] = 0
-    options = {"attention_mask": mask, "do_sample": False, "cache_implementation": "static"}
-    options |= {"max_new_tokens": 8, "disable_compile": True, "eos_token_id": None}
-    plain = model.generate(ids, **options)
-    assert model.generate(ids, **options, candidate_generator=drafter).equal(plain)
-    assert "padded on the right" in drafter.stats.reason
+    options = {"cache_implementation": "static", "max_new_tokens": 8, "disable_compile": True}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    assert "padded on the right" in assert_lossless(model, Noise(), inputs, **options).reason
 
 
 # --- why nothing is drafted
 
-REPEATED = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 11, 12]])
-OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-
-
-class Silent(rs.Drafter):
-    """Drafts nothing."""
-
-    def draft(self, budget, call):
-        return rs.DraftTree.empty()
-
-
-def stats_of(model, drafter, rows=1, **options):
-    drafting_kernels.compile()
-    prompt = REPEATED.repeat(rows, 1)
-    model.generate(prompt, **OPTIONS, candidate_generator=drafter, **options)
-    assert drafter.stats.drafted == 0
-    return drafter.stats
-
 
 def test_drafts_leave_no_reason(llama):
-    drafting_kernels.compile()
-    drafter = Noise()
-    llama.generate(REPEATED, **OPTIONS, candidate_generator=drafter, max_draft_tokens=4)
-    assert drafter.stats.drafted and drafter.stats.reason is None
-    assert drafter.stats.verification == "tree"
+    stats = assert_lossless(llama, Noise())
+    assert stats.drafted and (stats.reason, stats.verification) == (None, "tree")
 
 
 @pytest.mark.parametrize(
     ("model_type", "drafter", "nodes", "rows", "reason"),
     [
-        ("llama", Silent(), 4, 1, "^the drafter found nothing to draft$"),
+        ("llama", Fixed(), 4, 1, "^the drafter found nothing to draft$"),
         ("llama", Noise(), 0, 1, "^`max_draft_tokens=0`$"),
         ("minimax", Noise(), 4, 1, "its cache"),
         # Not that several tokens have other logits.
@@ -277,17 +233,16 @@ def test_drafts_leave_no_reason(llama):
 def test_the_reason_is_what_kept_the_call_from_drafting(
     models_by_type, model_type, drafter, nodes, rows, reason
 ):
-    stats = stats_of(models_by_type(model_type), drafter, rows, max_draft_tokens=nodes)
-    assert re.search(reason, stats.reason)
+    call = Call(models_by_type(model_type), rows, max_new_tokens=8)
+    stats = call.assert_lossless(drafter, max_draft_tokens=nodes)
+    assert stats.drafted == 0 and re.search(reason, stats.reason)
     assert f"; nothing drafted: {stats.reason[:20]}" in str(stats)
 
 
 def test_an_inexact_probe_with_its_differences(caplog):
-    stats = stats_of(small("mamba"), Noise(), max_draft_tokens=4)
-    assert stats.verification == "none"
+    stats = assert_lossless(small("mamba"), Noise())
+    assert (stats.drafted, stats.verification) == (0, "none")
     assert "several tokens in one pass have other logits than one after another" in stats.reason
     assert "off those of single steps" in stats.reason
-    assert (
-        f"MambaForCausalLM decodes plainly, with the same text and no speed-up: {stats.reason}"
-        in (caplog.text)
-    )
+    plainly = "MambaForCausalLM decodes plainly, with the same text and no speed-up"
+    assert f"{plainly}: {stats.reason}" in caplog.text

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hf_refspec as rs
+from tests.helpers.calls import Call, assert_lossless
 from tests.helpers.drafters import Noise, Prophet
 
 NEW_TOKENS = 16
@@ -67,33 +68,10 @@ def prompts(tokenizer) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def decode(model, prompts):
-    """Decodes a text greedily, or with other options."""
-
-    def decoded(name: str, **options):
-        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
-        return model.generate(prompts[name], **options)
-
-    return decoded
-
-
-@pytest.fixture(scope="module")
-def plain(decode):
-    """What plain decoding returns, a text decoded once."""
-    return cache(decode)
-
-
-@pytest.fixture(scope="module")
-def drafted_as_plain(decode, plain):
-    """Asserts that a drafter changes no id of a text; returns its stats."""
-
-    def drafted(name: str, drafter, **options):
-        options = {"max_draft_tokens": 16, **options}
-        ids = decode(name, candidate_generator=drafter, **options)
-        assert ids.tolist() == plain(name)[:, : ids.shape[1]].tolist()
-        return getattr(drafter, "stats", None)
-
-    return drafted
+def call_of(model, prompts):
+    """The call that writes a text, which is decoded plainly once."""
+    options = {"max_new_tokens": NEW_TOKENS, "eos_token_id": model.generation_config.eos_token_id}
+    return cache(lambda name: Call(model, inputs={"input_ids": prompts[name]}, **options))
 
 
 DRAFTERS = {
@@ -107,57 +85,50 @@ DRAFTERS = {
 WITH = {"chat": list(DRAFTERS), "code": ["LLMA"], "edit": ["a blend"], "rag": ["LLMA", "a blend"]}
 
 
-def test_the_model_answers(plain, prompts, tokenizer):
-    answer = tokenizer.decode(plain("short answer")[0, prompts["short answer"].shape[1] :])
+def test_the_model_answers(call_of, prompts, tokenizer):
+    answer = tokenizer.decode(call_of("short answer").plain[0, prompts["short answer"].shape[1] :])
     assert "Paris" in answer and answer.endswith("<|im_end|>")
 
 
 @pytest.mark.parametrize(
     ("text", "drafter"), [(text, drafter) for text in WITH for drafter in WITH[text]]
 )
-def test_no_drafter_changes_a_text(drafted_as_plain, tokenizer, text, drafter):
-    stats = drafted_as_plain(text, DRAFTERS[drafter](tokenizer))
+def test_no_drafter_changes_a_text(call_of, tokenizer, text, drafter):
+    stats = call_of(text).assert_lossless(DRAFTERS[drafter](tokenizer), max_draft_tokens=16)
     assert stats.mat > 1.1 or text not in ("edit", "rag")
 
 
 @pytest.mark.parametrize("max_draft_tokens", ["auto", 64])
-def test_the_default_drafter_changes_no_text(drafted_as_plain, prompts, max_draft_tokens):
+def test_the_default_drafter_changes_no_text(call_of, prompts, max_draft_tokens):
     for text in prompts if max_draft_tokens == "auto" else WITH:
-        drafted_as_plain(text, "auto", max_draft_tokens=max_draft_tokens)
+        call_of(text).assert_lossless("auto", max_draft_tokens=max_draft_tokens)
 
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])
-def test_the_largest_budget_changes_no_text(drafted_as_plain, verification):
+def test_the_largest_budget_changes_no_text(call_of, verification):
     drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    options = {"max_draft_tokens": 1024, "verification": verification, "max_new_tokens": 12}
-    stats = drafted_as_plain("edit", drafter, **options)
-    assert stats.tokens == 12 and stats.mat > 1.5
+    stats = call_of("edit").assert_lossless(drafter, verification, max_draft_tokens=1024)
+    assert stats.tokens == NEW_TOKENS and stats.mat > 1.5
 
 
 def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
-    short, prompt = deepcopy(model).to(torch.bfloat16), prompts["chat"]
+    short, inputs = deepcopy(model).to(torch.bfloat16), {"input_ids": prompts["chat"]}
     drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    options = {
-        "max_new_tokens": NEW_TOKENS,
-        "do_sample": False,
-        "verification": "reproducible",
-        "return_dict_in_generate": True,
-        "output_logits": True,
-    }
-    plain = short.generate(prompt, **options)
-    options |= {"candidate_generator": drafter, "max_draft_tokens": 16}
+    options = {"verification": "reproducible", "max_new_tokens": NEW_TOKENS}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    call = Call(short, inputs=inputs, **options)
     for _ in range(2):  # the second time the table knows the text
-        drafted = short.generate(prompt, **options)
-        assert drafted.sequences.tolist() == plain.sequences.tolist()
-        assert all(map(torch.equal, drafted.logits, plain.logits))
+        drafted = call.generate(candidate_generator=drafter, max_draft_tokens=16)
+        assert drafted.sequences.tolist() == call.plain_ids.tolist()
+        assert all(map(torch.equal, drafted.logits, call.plain.logits))
     assert drafter.stats.mat > 1.5
 
 
-def test_a_session_cache_drafts_what_it_has_seen(drafted_as_plain, tokenizer):
+def test_a_session_cache_drafts_what_it_has_seen(call_of, tokenizer):
     cache = rs.SessionDrafts(tokenizer)
-    for call in range(2):
+    for time in range(2):
         for text in ("chat", "third turn"):
-            assert drafted_as_plain(text, cache).mat > (3 if call else 0)
+            assert call_of(text).assert_lossless(cache, max_draft_tokens=16).mat > 3 * time
 
 
 # Several rows
@@ -166,11 +137,8 @@ def test_a_session_cache_drafts_what_it_has_seen(drafted_as_plain, tokenizer):
 def test_no_row_of_a_padded_batch_changes(model, tokenizer, prompts):
     texts = [{"input_ids": prompts[name][0]} for name in ("edit", "chat", "rag")]
     inputs = tokenizer.pad(texts, padding_side="left", return_tensors="pt")
-    options = {**inputs, "max_new_tokens": NEW_TOKENS, "do_sample": False}
-    drafter = rs.ReferenceCopy()
-    drafted = model.generate(candidate_generator=drafter, max_draft_tokens=16, **options)
-    assert drafted.tolist() == model.generate(**options).tolist()
-    assert drafter.stats.mat > 1.1
+    options = {"max_new_tokens": NEW_TOKENS, "max_draft_tokens": 16}
+    assert assert_lossless(model, rs.ReferenceCopy(), {**inputs}, **options).mat > 1.1
 
 
 # What changes the choice of a token, or ends a text
@@ -183,13 +151,8 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("options", CHOICES)
-def test_samples_and_processed_logits_choose_the_same_tokens(decode, options):
-    torch.manual_seed(7)
-    expected = decode("chat", **options)
-    state = torch.get_rng_state()
-    torch.manual_seed(7)
-    drafter = Prophet(expected, accuracy=0.7) | rs.ReferenceCopy()
-    drafted = decode("chat", candidate_generator=drafter, max_draft_tokens=16, **options)
-    assert drafted.tolist() == expected.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert drafter.stats.mat > 1.3
+def test_samples_and_processed_logits_choose_the_same_tokens(call_of, options):
+    def knowing(plain):
+        return Prophet(plain, accuracy=0.7) | rs.ReferenceCopy()
+
+    assert call_of("chat").assert_lossless(knowing, max_draft_tokens=16, **options).mat > 1.3

@@ -9,8 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrained
 
 import hf_refspec as rs
 from tests.helpers.architectures import VOCAB_SIZE, tiny_config
-from tests.helpers.calls import GREEDY
-from tests.helpers.drafters import Prophet, Prophets
+from tests.helpers.calls import GREEDY, Call, assert_lossless
 
 Inputs = dict[str, torch.Tensor]
 
@@ -23,61 +22,30 @@ QWEN = {
     "vision_start_token_id": VISION_START,
     "vision_end_token_id": VISION_END,
 }
+MARKS = {"boi_token_index": VISION_START, "eoi_token_index": VISION_END}
+DEEPSTACK = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+RESAMPLED = {"perceiver_config": {"resampler_n_latents": 4, "resampler_depth": 1}}
+CROSSING = {"num_hidden_layers": 4, "cross_attention_layers": [1, 3], "rope_parameters": ROPE}
+TILED = {
+    **{"max_num_tiles": 2, "supported_aspect_ratios": [[1, 1], [1, 2]]},
+    **{"num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 64},
+}
+GATED = {"additional_vocab_size": 2, "cross_layer_interval": 1, "alpha_initializer": "ones"}
 # By model type: the tokens of an image, the shape of a row's pixels, what its configuration needs
 # beside small sizes.
 FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
     "llava": (4, (3, 8, 8), {}),
     "paligemma": (4, (3, 8, 8), {}),
-    "gemma3": (
-        4,
-        (3, 8, 8),
-        {
-            "boi_token_index": VISION_START,
-            "eoi_token_index": VISION_END,
-            "mm_tokens_per_image": 4,
-        },
-    ),
+    "gemma3": (4, (3, 8, 8), {**MARKS, "mm_tokens_per_image": 4}),
     "qwen2_vl": (4, (3 * 4 * 4,), QWEN),
     "qwen2_5_vl": (4, (3 * 4 * 4,), QWEN),
-    "qwen3_vl": (
-        4,
-        (3 * 4 * 4,),
-        QWEN | {"vision_config": {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}},
-    ),
-    "idefics2": (
-        4,
-        (1, 3, 8, 8),
-        {
-            "text_config": {"sliding_window": None},
-            "perceiver_config": {"resampler_n_latents": 4, "resampler_depth": 1},
-        },
-    ),
+    "qwen3_vl": (4, (3 * 4 * 4,), {**QWEN, "vision_config": DEEPSTACK}),
+    "idefics2": (4, (1, 3, 8, 8), {"text_config": {"sliding_window": None}, **RESAMPLED}),
     "idefics3": (1, (1, 3, 8, 8), {}),
     "smolvlm": (1, (1, 3, 8, 8), {}),
     "internvl": (1, (3, 8, 8), {"vision_config": {"image_size": [8, 8], "patch_size": [4, 4]}}),
-    "mllama": (
-        1,
-        (1, 2, 3, 8, 8),
-        {
-            "text_config": {
-                "num_hidden_layers": 4,
-                "cross_attention_layers": [1, 3],
-                "rope_parameters": ROPE,
-            },
-            "vision_config": {
-                "num_global_layers": 1,
-                "max_num_tiles": 2,
-                "intermediate_layers_indices": [0],
-                "vision_output_dim": 64,
-                "supported_aspect_ratios": [[1, 1], [1, 2]],
-            },
-        },
-    ),
-    "idefics": (
-        1,
-        (1, 3, 8, 8),
-        {"additional_vocab_size": 2, "cross_layer_interval": 1, "alpha_initializer": "ones"},
-    ),
+    "mllama": (1, (1, 2, 3, 8, 8), {"text_config": CROSSING, "vision_config": TILED}),
+    "idefics": (1, (1, 3, 8, 8), GATED),
 }
 # mllama's layers cache the image, and idefics needs an image in every pass.
 PLAIN = ["mllama", "idefics"]
@@ -117,81 +85,60 @@ def build(family: str, rows: int, image: int = IMAGE) -> tuple[PreTrainedModel, 
 
 
 @cache
-def built(family: str, rows: int) -> tuple[PreTrainedModel, Inputs, torch.Tensor]:
-    """The model, its prompts, and the ids of plain decoding.
-
-    Weights are large so that attention, and the image, matter.
-    """
+def call_of(family: str, rows: int) -> Call:
+    """A call about an image. Weights are large so that attention, and the image, matter."""
     model, inputs = build(family, rows)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
         else:  # a norm, a bias; a gate at zero would hide the image
             parameter.data += 0.7 if parameter.numel() == 1 else 0.1 * torch.randn_like(parameter)
-    return model, inputs, model.generate(**inputs, **OPTIONS)
+    return Call(model, inputs=inputs, **OPTIONS)
 
 
 @pytest.mark.parametrize("family", TREES)
 def test_a_text_about_an_image_equals_plain_decoding(family):
-    model, inputs, plain = built(family, 1)
-    other = {**inputs, "pixel_values": 3 * inputs["pixel_values"] + 1}
-    assert model.generate(**other, **OPTIONS).tolist() != plain.tolist()
+    call = call_of(family, 1)
+    other = 3 * call.inputs["pixel_values"] + 1
+    assert call.generate(pixel_values=other).tolist() != call.plain.tolist()
     for accuracy in (1.0, 0.7, 0.0):
-        drafter = Prophet(plain, accuracy)
-        options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
-        assert model.generate(**inputs, **options).tolist() == plain.tolist()
-        assert drafter.stats.drafted > 0
-        assert drafter.stats.mat > 3 or accuracy < 1.0
-    options |= {"candidate_generator": rs.ReferenceCopy() | rs.TokenRecycling()}
-    assert model.generate(**inputs, **options).tolist() == plain.tolist()
+        stats = call.assert_lossless(accuracy)
+        assert stats.drafted > 0
+        assert stats.mat > 3 or accuracy < 1.0
+    call.assert_lossless(rs.ReferenceCopy() | rs.TokenRecycling())
 
 
 @pytest.mark.parametrize("family", TREES)
 def test_texts_about_several_images_equal_plain_decoding(family):
-    model, inputs, plain = built(family, 2)
-    drafter = Prophets(inputs, plain, [0.9, 0.5])
-    options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
-    assert model.generate(**inputs, **options).tolist() == plain.tolist()
-    assert drafter.stats.mat > 1.5
+    assert call_of(family, 2).assert_lossless([0.9, 0.5]).mat > 1.5
 
 
 @pytest.mark.parametrize("family", ["gemma3"])  # a sliding window
 def test_the_cache_goes_on_with_its_image(family):
-    model, inputs, plain = built(family, 1)
-    texts = []
-    for options in ({}, {"candidate_generator": Prophet(plain, 0.7), "max_draft_tokens": 8}):
-        recorded = {**OPTIONS, "max_new_tokens": 20, "return_dict_in_generate": True}
-        output = model.generate(**inputs, **recorded, **options)
-        kwargs = {"past_key_values": output.past_key_values, **OPTIONS}
-        texts.append(model.generate(output.sequences, **kwargs).tolist())
+    call, texts = call_of(family, 1), []
+    for drafting in ({}, {"candidate_generator": call.drafter(0.7), "max_draft_tokens": 8}):
+        output = call.generate(max_new_tokens=20, return_dict_in_generate=True, **drafting)
+        cache = {"past_key_values": output.past_key_values}
+        texts.append(call.model.generate(output.sequences, **cache, **OPTIONS).tolist())
     assert texts[0] == texts[1]
 
 
 def test_mllama_without_an_image_is_drafted():
-    model, inputs, _ = built("mllama", 1)
-    text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    plain = model.generate(**text, **OPTIONS)
-    drafter = Prophet(plain, 1.0)
-    options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
-    assert model.generate(**text, **options).tolist() == plain.tolist()
-    assert drafter.stats.mat > 3
+    call = call_of("mllama", 1)
+    text = {name: call.inputs[name] for name in ("input_ids", "attention_mask")}
+    assert assert_lossless(call.model, 1.0, text, **OPTIONS).mat > 3
 
 
 @pytest.mark.parametrize("family", PLAIN)
 def test_models_that_the_probe_cannot_ask_are_decoded_plainly(family, caplog):
-    model, inputs, plain = built(family, 1)
-    drafter = Prophet(plain, 1.0)
-    drafted = model.generate(**inputs, **OPTIONS, candidate_generator=drafter)
-    assert drafted.tolist() == plain.tolist()
-    assert drafter.stats.drafted == 0
+    assert call_of(family, 1).assert_lossless(1.0).drafted == 0
     assert "decodes plainly" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["paligemma", "gemma3"])
 def test_images_may_be_marked_by_an_id_outside_of_the_vocabulary(family):
     model, inputs = build(family, 1, image=VOCAB_SIZE + 1)
-    plain = model.generate(**inputs, **OPTIONS)
+    call = Call(model, inputs=inputs, **OPTIONS)
     drafter = rs.ReferenceCopy() | rs.SessionDrafts() | rs.TokenRecycling()
     for _ in range(2):  # the second call remembers the first
-        ids = model.generate(**inputs, **OPTIONS, candidate_generator=drafter)
-        assert ids.tolist() == plain.tolist()
+        call.assert_lossless(drafter)

@@ -18,37 +18,16 @@ from hf_refspec.verification.probe import select_verifier
 from tests.helpers.architectures import VOCAB_SIZE
 from tests.helpers.drafters import Prophet, Prophets
 
-RANDOM_PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+
+def random_ids(length: int, seed: int = 0, first: int = 10) -> torch.Tensor:
+    """A row of this length, `(1, length)`, of tokens from the first one on."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(first, VOCAB_SIZE, (1, length), generator=generator)
+
+
+RANDOM_PROMPT = random_ids(12, seed=1, first=3)
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
-
-
-def assert_lossless(
-    model, drafter=0.9, inputs=PROMPT, verification="auto", max_draft_tokens=8, **options
-):
-    """Asserts that a drafter changes no id of a call, greedy unless the options say otherwise.
-
-    Args:
-        drafter: A number is the accuracy of a `Prophet`, several are those of the rows.
-        inputs: Ids, or `input_ids` and `attention_mask`.
-
-    Returns:
-        The drafter's stats.
-    """
-    inputs = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
-    options = {**inputs, **GREEDY, **options}
-    torch.manual_seed(0)
-    plain = model.generate(**options)
-    if isinstance(drafter, float):
-        single = len(inputs["input_ids"]) == 1
-        drafter = Prophet(plain, drafter) if single else Prophets(inputs, plain, drafter)
-    elif isinstance(drafter, (list, np.ndarray)):
-        drafter = Prophets(inputs, plain, drafter)
-    options |= {"verification": verification, "max_draft_tokens": max_draft_tokens}
-    torch.manual_seed(0)
-    drafted = model.generate(**options, candidate_generator=drafter)
-    assert drafted.tolist() == plain.tolist()
-    return getattr(drafter, "stats", None)
 
 
 _PADDING = (0, 5, 2, 9, 0)
@@ -66,21 +45,24 @@ def padded_prompts(rows: int, length: int = 12, seed: int = 1) -> dict[str, torc
 
 
 class Call:
-    """A greedy call of some rows and what plain decoding returns for it.
+    """A call, greedy unless its options say otherwise, and what plain decoding returns for it.
 
     Attributes:
-        inputs: `input_ids` and `attention_mask`.
+        inputs: `input_ids`, `attention_mask` and what belongs to them; by default of some rows.
         options: The inputs, greedy decoding, 32 new tokens, and those given.
-        plain: The ids, `(rows, 12 + 32)`.
+        plain: What plain decoding returns: ids, by default `(rows, 12 + 32)`, or an output.
     """
 
     prompt_length, new_tokens = 12, 32
 
-    def __init__(self, model, rows: int, seed: int = 1, **options):
-        self.model, self.rows = model, rows
-        self.inputs = padded_prompts(rows, self.prompt_length, seed)
+    def __init__(self, model, rows: int = 1, seed: int = 1, inputs=None, **options):
+        self.model = model
+        self.inputs = padded_prompts(rows, self.prompt_length, seed) if inputs is None else inputs
+        self.rows = len(self.inputs["input_ids"])
         self.options = {**self.inputs, **GREEDY, "max_new_tokens": self.new_tokens, **options}
+        torch.manual_seed(0)
         self.plain = self.generate()
+        self._random_state = torch.get_rng_state()
 
     def generate(self, **kwargs):
         """Calls `generate` with these options in place of the call's own."""
@@ -91,18 +73,58 @@ class Call:
         mask = self.inputs["attention_mask"]
         return torch.nn.functional.pad(mask, (0, length - mask.shape[1]), value=1)
 
-    def drafter(self, accuracies=0.8, branches: int = 2, seed: int = 0) -> Prophets:
-        """A drafter that gets each row's text right as often as its accuracy says."""
-        return Prophets(self.inputs, self.plain, accuracies, branches, seed)
+    @property
+    def plain_ids(self) -> torch.Tensor:
+        return getattr(self.plain, "sequences", self.plain)
 
-    def assert_lossless(self, accuracies=0.8, drafter=None, max_draft_tokens=8, **options):
-        """Asserts that drafts change no id of the call with these options; returns the stats."""
-        drafter = drafter or self.drafter(accuracies)
-        drafting = {"candidate_generator": drafter, "max_draft_tokens": max_draft_tokens}
-        drafting |= {name: options.pop(name) for name in ["verification"] if name in options}
-        plain = self.generate(**options) if options else self.plain
-        assert self.generate(**options, **drafting).tolist() == plain.tolist()
-        return drafter.stats
+    def drafter(self, accuracies=0.8, branches: int = 2, seed: int = 0) -> Prophet:
+        """A drafter that gets each row's text right as often as its accuracy says."""
+        if self.rows == 1:
+            return Prophet(self.plain_ids, np.ravel(accuracies)[0], branches, seed)
+        return Prophets(self.inputs, self.plain_ids, accuracies, branches, seed)
+
+    def assert_lossless(
+        self, drafter=0.8, verification=None, max_draft_tokens=8, drafting=None, **options
+    ):
+        """Asserts that a drafter changes nothing that is returned, nor the random numbers after it.
+
+        Args:
+            drafter: A number is the accuracy of a `Prophet`, several are those of the rows. A
+                function gets the ids of plain decoding and returns the drafter.
+            drafting: Further arguments of the call with drafts alone.
+            options: In place of the call's own, with and without drafts.
+
+        Returns:
+            The drafter's stats.
+        """
+        if options:
+            call = Call(self.model, inputs=self.inputs, **{**self.options, **options})
+            return call.assert_lossless(drafter, verification, max_draft_tokens, drafting)
+        if callable(drafter):
+            drafter = drafter(self.plain_ids)
+        elif isinstance(drafter, (float, list, np.ndarray)):
+            drafter = self.drafter(drafter)
+        drafting = {"max_draft_tokens": max_draft_tokens, **(drafting or {})}
+        drafting |= {"verification": verification} if verification else {}
+        torch.manual_seed(0)
+        drafted = self.generate(candidate_generator=drafter, **drafting)
+        assert getattr(drafted, "sequences", drafted).tolist() == self.plain_ids.tolist()
+        assert torch.equal(torch.get_rng_state(), self._random_state)
+        for name in ("scores", "logits"):
+            pair = (getattr(each, name, None) or () for each in (drafted, self.plain))
+            for logits in zip(*pair, strict=True):
+                torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+        return getattr(drafter, "stats", None)
+
+
+def assert_lossless(
+    model, drafter=0.9, inputs=PROMPT, verification=None, max_draft_tokens=8, **options
+):
+    """As [`Call.assert_lossless`], of one call; `inputs` may be ids alone."""
+    inputs = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
+    drafting = options.pop("drafting", None)
+    call = Call(model, inputs=inputs, **{**GREEDY, **options})
+    return call.assert_lossless(drafter, verification, max_draft_tokens, drafting)
 
 
 def up_to_end(tokens: torch.Tensor, ends) -> list[int]:

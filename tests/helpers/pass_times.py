@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from hf_refspec.generation import accept, budget, loop, plan
@@ -32,6 +33,26 @@ class TimedPasses(PassCosts):
         super().record(tokens, seconds, length, plain)
 
 
+class MadeUp(PassCosts):
+    """Costs by a formula of the number of tokens, known from the first pass on."""
+
+    def __init__(self, formula: Callable[[int], float]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def record(self, tokens, seconds, length=0, plain=False):
+        pass
+
+    def wants_plain_step(self, length):
+        return False
+
+    def seconds(self, tokens, length):
+        return np.vectorize(self.formula, otypes=[float])(tokens)
+
+    def dearest(self, tokens):
+        return self.seconds(tokens, 0) / self.formula(int(tokens[0]))
+
+
 @contextmanager
 def time_is(clock: Callable[[], float]) -> Iterator[None]:
     """The time of steps is that of this clock."""
@@ -42,9 +63,11 @@ def time_is(clock: Callable[[], float]) -> Iterator[None]:
 
 
 @contextmanager
-def passes_take(seconds: Callable[[int], float]) -> Iterator[TimedPasses]:
+def passes_take(
+    seconds: Callable[[int], float], costs: PassCosts | None = None
+) -> Iterator[TimedPasses]:
     """Has a pass take as long as a formula of its tokens says, and all else no time."""
-    costs, forward, now = TimedPasses(), Verifier.forward, 0.0
+    costs, forward, now = costs or TimedPasses(), Verifier.forward, 0.0
 
     def timed(self, *args, **kwargs):
         nonlocal now

@@ -6,14 +6,8 @@ import torch
 
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.generation.running_text import RunningText
-from tests.helpers.architectures import VOCAB_SIZE
 
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-
-
-def ids(length: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(10, VOCAB_SIZE, (1, length), generator=generator)
 
 
 def add(batch: RunningBatch, prompt: torch.Tensor, new_tokens: int = 9, **options) -> RunningText:
