@@ -31,11 +31,6 @@ def counts(draw):
 # --- the kernels' twins
 
 
-def depth_of(tree: DraftTree, node: int) -> int:
-    parent = int(tree.parents[node])
-    return 1 if parent < 0 else 1 + depth_of(tree, parent)
-
-
 def conditional_of(tree: DraftTree, node: int) -> float:
     parent = int(tree.parents[node])
     before = float(tree.probs[parent]) if parent >= 0 else 1.0
@@ -45,7 +40,7 @@ def conditional_of(tree: DraftTree, node: int) -> float:
 def class_of(tree: DraftTree, node: int) -> tuple[int, int]:
     depths = {1: 0, 2: 1, 3: 2, 4: 2, **dict.fromkeys(range(5, 9), 3)}
     prob = conditional_of(tree, node)
-    return depths.get(depth_of(tree, node), 4), sum(prob >= bound for bound in BOUNDS)
+    return depths.get(len(tree.path(node)), 4), sum(prob >= bound for bound in BOUNDS)
 
 
 def calibrate_slowly(
@@ -67,17 +62,13 @@ def calibrate_slowly(
 
 
 def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, accepted) -> None:
-    paths: list[list[int]] = []
-    for node, (token, parent) in enumerate(
-        zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
-    ):
-        paths.append([*(paths[parent] if parent >= 0 else []), token])
-        depth = len(paths[node])
-        if depth > len(emitted) or paths[node][:-1] != emitted[: depth - 1]:
+    for node in range(len(tree)):
+        path = tree.path(node).tolist()
+        if len(path) > len(emitted) or path[:-1] != emitted[: len(path) - 1]:
             continue  # nobody knows what would have become of it
         place = class_of(tree, node)
         expected[place] += conditional_of(tree, node)
-        accepted[place] += paths[node] == emitted[:depth]
+        accepted[place] += path == emitted[: len(path)]
         if expected[place] > memory:
             expected[place] /= 2
             accepted[place] /= 2

@@ -1,4 +1,4 @@
-"""The forward passes that models run."""
+"""The forward passes that models run, and a verifier that has run one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.verification.passes import FixedTokens
+from hf_refspec.verification.verifier import Kind, Verifier
+from tests.helpers.calls import prepared
+
+NO_DRAFT = DraftTree.empty()
 
 
 @contextmanager
@@ -26,3 +33,13 @@ def passes_of(
         for model in models:
             hooks.callback(model.register_forward_pre_hook(count, with_kwargs=True).remove)
         yield passes
+
+
+@torch.no_grad()
+def prefilled(model: PreTrainedModel, kind: Kind, prompts: torch.Tensor, **options) -> Verifier:
+    """A verifier that has read prompts `(rows, length)`."""
+    config, kwargs = prepared(model, prompts, max_new_tokens=40, **options)
+    verifier = Verifier(kind, model, config, kwargs)
+    verifier.forward([FixedTokens(row[None]) for row in prompts], [NO_DRAFT] * len(prompts))
+    verifier.keep([[]] * len(prompts))
+    return verifier

@@ -78,10 +78,6 @@ SECOND = """
 assert not drafting_kernels.compiled
 assert generate(**options) == plain
 assert drafter.stats.forward_passes < 40, drafter.stats
-first = drafter.stats.drafted, drafter.stats.accepted
-drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-assert generate(**{**options, "candidate_generator": drafter}) == plain
-assert (drafter.stats.drafted, drafter.stats.accepted) == first, "a late beginning drafts the same"
 """
 
 

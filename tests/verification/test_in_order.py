@@ -5,12 +5,11 @@ import torch
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.passes import FixedTokens
-from hf_refspec.verification.verifier import CHAIN, RECURRENT, Kind, Verifier
+from hf_refspec.verification.verifier import CHAIN, RECURRENT
 from tests.helpers.architectures import WINDOW
-from tests.helpers.calls import PROMPT, prepared
+from tests.helpers.passes import prefilled
 
-LENGTH = PROMPT.shape[1]
-NO_DRAFT = DraftTree.empty()
+LENGTH = 9
 DRAFT = DraftTree.chain([3, 4, 5])
 
 
@@ -18,18 +17,10 @@ def text(length: int) -> FixedTokens:
     return FixedTokens(torch.arange(5, 5 + length)[None])
 
 
-def prefilled(model, kind: Kind, length: int = LENGTH) -> Verifier:
-    config, kwargs = prepared(model, text(length).ids, max_new_tokens=40)
-    verifier = Verifier(kind, model, config, kwargs)
-    verifier.forward([text(length)], [NO_DRAFT])
-    verifier.keep([[]])
-    return verifier
-
-
 @pytest.mark.parametrize("path", [[], [0, 1], [0, 1, 2]])
 @torch.no_grad()
 def test_rejected_tokens_are_cropped_from_the_end(llama, path):
-    verifier = prefilled(llama, CHAIN)
+    verifier = prefilled(llama, CHAIN, text(LENGTH).ids)
     verifier.forward([text(LENGTH + 1)], [DRAFT])
     verifier.keep([path])
     assert verifier.cached == [LENGTH + 1 + len(path)]
@@ -38,7 +29,7 @@ def test_rejected_tokens_are_cropped_from_the_end(llama, path):
 
 @torch.no_grad()
 def test_a_window_holds_rejected_tokens_during_a_pass_and_its_own_size_after_it(models_by_type):
-    verifier = prefilled(models_by_type("mistral"), CHAIN, length=2 * WINDOW)
+    verifier = prefilled(models_by_type("mistral"), CHAIN, text(2 * WINDOW).ids)
     [layer, *_] = verifier.entries.cache.layers
     verifier.forward([text(2 * WINDOW + 1)], [DRAFT])
     verifier.keep([[0]])
@@ -50,7 +41,7 @@ def test_a_window_holds_rejected_tokens_during_a_pass_and_its_own_size_after_it(
 
 @torch.no_grad()
 def test_accepted_tokens_of_a_running_state_run_again_with_the_next_draft(models_by_type):
-    verifier = prefilled(models_by_type("mamba2"), RECURRENT)
+    verifier = prefilled(models_by_type("mamba2"), RECURRENT, text(LENGTH).ids)
     verifier.forward([text(LENGTH + 1)], [DRAFT])
     verifier.keep([[0]])
     assert verifier.cached == [LENGTH]

@@ -7,8 +7,9 @@ from transformers import DynamicCache
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
-from hf_refspec.verification.verifier import TREE, Verifier
-from tests.helpers.calls import padded_prompts, prepared
+from hf_refspec.verification.verifier import TREE
+from tests.helpers.calls import padded_prompts
+from tests.helpers.passes import prefilled
 
 BRANCHES = DraftTree(
     np.array([7, 8, 9]), np.array([-1, -1, 1], dtype=np.int32), np.ones(3, np.float32)
@@ -85,17 +86,12 @@ def test_uploaded_arrays_are_the_same():
 
 @torch.no_grad()
 def test_a_position_counts_what_a_given_cache_holds_and_no_padding(llama):
-    def prefilled(ids, **options) -> Verifier:
-        config, kwargs = prepared(llama, ids, max_new_tokens=4, **options)
-        verifier = Verifier(TREE, llama, config, kwargs)
-        verifier.forward([FixedTokens(row[None]) for row in ids], [DraftTree.empty()] * len(ids))
-        return verifier
-
     padded = padded_prompts(3)  # by 0, 5 and 2 tokens
-    verifier = prefilled(padded["input_ids"], attention_mask=padded["attention_mask"])
+    ids, mask = padded["input_ids"], padded["attention_mask"]
+    verifier = prefilled(llama, TREE, ids, attention_mask=mask)
     assert [verifier.inputs.last_position(row, 20) for row in range(3)] == [19, 14, 17]
     cache = DynamicCache(config=llama.config)
     llama(torch.tensor([[5, 6, 7]]), past_key_values=cache)
-    mask = torch.ones((1, 5), dtype=torch.int64)
-    verifier = prefilled(torch.tensor([[8, 9]]), past_key_values=cache, attention_mask=mask)
+    given = {"past_key_values": cache, "attention_mask": torch.ones((1, 5), dtype=torch.int64)}
+    verifier = prefilled(llama, TREE, torch.tensor([[8, 9]]), **given)
     assert verifier.inputs.last_position(0, 4) == 3 + 3

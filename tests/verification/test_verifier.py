@@ -7,10 +7,10 @@ import hf_refspec as rs
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.passes import FixedTokens
 from hf_refspec.verification.verifier import CHAIN, RECURRENT, TREE, Verifier
-from tests.helpers.calls import PROMPT, Call, assert_lossless, prepared
+from tests.helpers.calls import PROMPT, Call, assert_lossless
 from tests.helpers.drafters import Noise
+from tests.helpers.passes import NO_DRAFT, prefilled
 
-NO_DRAFT = DraftTree.empty()
 DRAFT = DraftTree.chain([3, 4, 5])
 KINDS = {"llama": [TREE, CHAIN], "mistral": [TREE, CHAIN], "mamba2": [RECURRENT]}
 CASES = [(model_type, kind) for model_type, kinds in KINDS.items() for kind in kinds]
@@ -25,10 +25,7 @@ def text(*more: int) -> FixedTokens:
 
 def begun(model, kind) -> Verifier:
     """Prompt and one token are cached, one is pending."""
-    config, kwargs = prepared(model, PROMPT, max_new_tokens=20)
-    verifier = Verifier(kind, model, config, kwargs)
-    verifier.forward([FixedTokens(PROMPT)], [NO_DRAFT])
-    verifier.keep([[]])
+    verifier = prefilled(model, kind, PROMPT)
     verifier.forward([FixedTokens(text().ids[:, :-1])], [NO_DRAFT])
     verifier.keep([[]])
     return verifier

@@ -22,6 +22,7 @@ from hf_refspec.drafting.grammar.schemas import call_schema
 from tests.helpers import byte_model
 from tests.helpers.calls import Alternating, assert_lossless
 from tests.helpers.drafters import Fixed, Noise
+from tests.helpers.trees import nodes_of
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
@@ -35,22 +36,17 @@ SCHEMA = {
     "required": ["kind", "tame", "name"],
     "additionalProperties": False,
 }
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"place": {"$ref": "#/$defs/place"}},
-                "required": ["place"],
-                "additionalProperties": False,
-                "$defs": {"place": {"type": "string", "maxLength": 4}},
-            },
-        },
-    }
-    for name in ("weather", "route")
-]
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/place"}},
+    "required": ["place"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "string", "maxLength": 4}},
+}
+
+
+def tool(parameters, name: str = "f") -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 class Pet(BaseModel, extra="forbid"):
@@ -124,7 +120,10 @@ def test_drafts_without_the_constraint_are_guesses_and_warn_once(
         ({"json_schema": Pet}, lambda text: Pet.model_validate_json(text)),
         ({"regex": "(ab|cd){2}[0-9]"}, lambda text: len(text) == 5),
         ({"lark": 'start: "yes" | "no"'}, lambda text: text in ("yes", "no")),
-        ({"tools": TOOLS}, lambda text: json.loads(text)["arguments"]["place"] is not None),
+        (
+            {"tools": [tool(PLACE, "weather"), tool(PLACE, "route")]},
+            lambda text: json.loads(text)["arguments"]["place"] is not None,
+        ),
     ],
 )
 def test_texts_are_of_the_grammar(byte_llama, tokenizer, given, valid):
@@ -141,30 +140,26 @@ def test_texts_are_of_the_grammar(byte_llama, tokenizer, given, valid):
     assert ended
 
 
-def json_schemas() -> st.SearchStrategy:
-    names = st.text('abé"\\ ', min_size=1, max_size=4)
-    leaves = st.one_of(
-        st.sampled_from(["string", "integer", "boolean", "null"]).map(lambda kind: {"type": kind}),
-        st.lists(names, min_size=1, max_size=3, unique=True).map(lambda words: {"enum": words}),
-    )
-    return st.recursive(leaves, lambda inner: _objects(names, inner) | _arrays(inner), max_leaves=5)
+def an_object(properties: dict, count: int) -> dict:
+    """Of whose properties the first few are required."""
+    kind = {"type": "object", "additionalProperties": False}
+    return {**kind, "properties": properties, "required": list(properties)[:count]}
 
 
-def _objects(names: st.SearchStrategy, inner: st.SearchStrategy) -> st.SearchStrategy:
-    def made(properties: dict, count: int) -> dict:
-        required = list(properties)[:count]
-        kind = {"type": "object", "additionalProperties": False}
-        return {**kind, "properties": properties, "required": required}
-
-    return st.builds(made, st.dictionaries(names, inner, max_size=3), st.integers(0, 3))
+def an_array(items: dict, most: int) -> dict:
+    return {"type": "array", "items": items, "maxItems": most}
 
 
-def _arrays(inner: st.SearchStrategy) -> st.SearchStrategy:
-    return st.builds(
-        lambda items, most: {"type": "array", "items": items, "maxItems": most},
-        inner,
-        st.integers(0, 3),
-    )
+names, counts = st.text('abé"\\ ', min_size=1, max_size=4), st.integers(0, 3)
+json_schemas = st.recursive(
+    st.sampled_from(["string", "integer", "boolean", "null"]).map(lambda kind: {"type": kind})
+    | st.lists(names, min_size=1, max_size=3, unique=True).map(lambda words: {"enum": words}),
+    lambda inner: (
+        st.builds(an_object, st.dictionaries(names, inner, max_size=3), counts)
+        | st.builds(an_array, inner, counts)
+    ),
+    max_leaves=5,
+)
 
 
 PAIRS = {"type": "array", "maxItems": 2, "items": {"type": "boolean"}}
@@ -172,7 +167,7 @@ PAIRS = {"type": "array", "maxItems": 2, "items": {"type": "boolean"}}
 
 # Going back with `LLMatcher.rollback`, not to a copy, leaves a wrong mask here.
 @example(schema={"type": "array", "maxItems": 2, "items": PAIRS}, seed=19314469)
-@given(schema=json_schemas(), seed=st.integers(0, 2**32 - 1))
+@given(schema=json_schemas, seed=st.integers(0, 2**32 - 1))
 def test_drafts_and_what_is_pruned_are_those_of_the_masks(trained_tokenizer, schema, seed):
     """Along a random text of a random grammar, at each token."""
     grammar = rs.GrammarDrafts(trained_tokenizer, json_schema=schema)
@@ -196,7 +191,7 @@ def test_drafts_and_what_is_pruned_are_those_of_the_masks(trained_tokenizer, sch
                 if draft.probs[node] == 1:
                     assert mask(before).sum() == 1
             tree = random_tree(rng, draft, np.flatnonzero(mask(text)), len(trained_tokenizer))
-            kept = paths(grammar.prune(tree))
+            kept = nodes_of(grammar.prune(tree))
             for node, parent in enumerate(tree.parents):
                 before, token = tree.path(parent).tolist(), tree.tokens[node]
                 goes_on = parent < 0 or (tuple(before) in kept and before[-1] != eos)
@@ -217,10 +212,6 @@ def random_tree(rng, draft: DraftTree, allowed: np.ndarray, vocab_size: int) -> 
         edges[int(rng.integers(-1, len(edges))), token] = None
     parents, tokens = zip(*edges, strict=True)
     return DraftTree(tokens, parents, np.zeros(len(tokens))).checked(vocab_size)
-
-
-def paths(tree: DraftTree) -> set[tuple[int, ...]]:
-    return {tuple(tree.path(node).tolist()) for node in range(len(tree))}
 
 
 def test_a_path_leaves_the_text_as_it_was(grammar, tokenizer):
@@ -245,13 +236,6 @@ def test_a_blend_drafts_nothing_that_is_forbidden(grammar, tokenizer):
         allowed = [len(grammar.prune(draft)) for draft in drafts]
     assert allowed == [len(draft) for draft in drafts]
     assert min(allowed) > 0
-
-
-def test_the_end_is_drafted(tokenizer):
-    grammar = rs.GrammarDrafts(tokenizer, regex="ab")
-    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
-        tokens = grammar.draft(8, Call()).tokens.tolist()
-    assert tokens == [*tokenizer("ab")["input_ids"], tokenizer.eos_token_id]
 
 
 def paths_of(tree: DraftTree, tokenizer) -> list[str]:
@@ -344,7 +328,7 @@ def test_the_processor_goes_by_the_ids(byte_llama, tokenizer, grammar, options):
 NO_NUMBER = {"type": "integer", "minimum": 5, "maximum": 3}
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 ANCHOR = {"$anchor": "named", "type": "integer"}
-TEXT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+TEXT_TOOL = tool({"type": "string"})
 
 
 @pytest.mark.parametrize(
@@ -417,7 +401,7 @@ def test_added_tokens_that_are_text_may_be_written(given, text):
 
 
 @pytest.mark.parametrize(("given", "text"), FORCED)
-def test_added_tokens_that_are_text_are_drafted(given, text):
+def test_added_tokens_that_are_text_are_drafted_and_the_end_after_them(given, text):
     tokenizer = byte_model.qwen_tokenizer()
     grammar = rs.GrammarDrafts(tokenizer, **given)
     with drafter_call(grammar, [np.array([0])], len(tokenizer)):
@@ -468,8 +452,7 @@ CITY = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
     ],
 )
 def test_arguments_are_an_object_whatever_the_parameters_allow(tokenizer, parameters):
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    grammar = rs.GrammarDrafts(tokenizer, tools=[tool])
+    grammar = rs.GrammarDrafts(tokenizer, tools=[tool(parameters)])
 
     def accepted(arguments: str) -> bool:
         ids = tokenizer(f'{{"name": "f", "arguments": {arguments}}}')["input_ids"]
@@ -498,9 +481,7 @@ def test_references_of_tools_are_moved_and_equal_values_are_not(inner):
         "$defs": {"word": {"type": "string"}},
         "items": {"$ref": "#"},
     }
-    schema = call_schema(
-        [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    )
+    schema = call_schema([tool(parameters)])
     moved = {"$ref": "#/$defs/0/$defs/word"}
     assert schema["$defs"]["0"] == {
         **parameters,
