@@ -16,13 +16,14 @@ from hf_refspec.drafting.contract import Call, Observation, PathDrafter, Samplin
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.tree import merged
 from tests.helpers.architectures import ARCHITECTURES, VOCAB_SIZE, small
-from tests.helpers.calls import PROMPT, assert_lossless
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless, random_ids
 from tests.helpers.passes import passes_of
+from tests.helpers.trees import nodes_of
 
 
 def expected(model: PreTrainedModel, ids, count: int) -> list[int]:
     """The greedy continuation."""
-    options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
+    options = {**GREEDY, "max_new_tokens": count}
     return model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
 
 
@@ -133,14 +134,12 @@ def test_passes_go_on_while_they_cost_less_than_they_save(llama):
 @pytest.mark.parametrize("rows", [1, 5])
 def test_an_assistant_that_is_sure_and_wrong_soon_runs_once_a_draft(sure_llama, rows):
     """Where the call names the number of nodes, outcomes bound the number of passes."""
-    ids = torch.randint(3, VOCAB_SIZE, (rows, 20), generator=torch.Generator().manual_seed(0))
-    target = small("qwen3")
+    ids = random_ids(20 * rows).reshape(rows, 20)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     drafter = rs.ReferenceCopy() | DraftModel(sure_llama)
     with passes_of(sure_llama) as read:
-        options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
-        options |= {"candidate_generator": drafter, "max_draft_tokens": 64}
-        target.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    steps = drafter.stats.forward_passes
+        options = {"max_draft_tokens": 64, "max_new_tokens": 40}
+        steps = assert_lossless(small("qwen3"), drafter, inputs, **options).forward_passes
     assert steps > 10
     assert len(read) < 3 * rows * steps  # where 64 would have room
 
@@ -197,11 +196,9 @@ def test_others_go_on_with_what_it_drafted(sure_llama):
     with call_of(blend):
         tree = merged(blend._estimates(8, Call()), 64).checked(VOCAB_SIZE)
         own = blend.sources[1]._tree
-    leaves = {tuple(own.path(node).tolist()) for node in range(len(own))}
     paths = {tuple(path) for path in other.paths}
-    drafted = {tuple(tree.path(node).tolist()) for node in range(len(tree))}
-    assert paths and paths <= leaves
-    assert all((*path, 1, 2) in drafted for path in paths)
+    assert paths and paths <= nodes_of(own).keys()
+    assert all((*path, 1, 2) in nodes_of(tree) for path in paths)
 
 
 def test_what_they_drafted_behind_it_is_counted_as_theirs(sure_llama):
@@ -265,16 +262,23 @@ def test_its_output_layer_is_read_again_when_the_assistant_has_changed(llama):
         assert chains[0] == chains[1]
 
 
-def test_a_vocabulary_that_cannot_be_is_refused(llama):
-    def refused(message: str, assistant=llama, **arguments):
-        with pytest.raises((ValueError, TypeError), match=message):
-            DraftModel(assistant, **arguments)
+@pytest.mark.parametrize(
+    ("vocabulary", "error", "message"),
+    [
+        ([3, 97], ValueError, "has the id 97, but LlamaForCausalLM has 97 tokens"),
+        ([], ValueError, "is empty"),
+        (np.ones(3), TypeError, "must hold integers, but holds float64"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_refused(llama, vocabulary, error, message):
+    with pytest.raises(error, match=f"vocabulary {message}"):
+        DraftModel(llama, vocabulary=vocabulary)
 
-    refused("vocabulary has the id 97, but LlamaForCausalLM has 97 tokens", vocabulary=[3, 97])
-    refused("vocabulary is empty", vocabulary=[])
-    refused("vocabulary must hold integers, but holds float64", vocabulary=np.ones(3))
+
+def test_a_vocabulary_needs_a_linear_output_and_a_target_that_has_its_tokens(llama):
     offloaded = cpu_offload(copy.deepcopy(llama), execution_device=torch.device("cpu"))
-    refused("vocabulary needs an assistant with a linear output", offloaded, vocabulary=[1])
+    with pytest.raises(ValueError, match="vocabulary needs an assistant with a linear output"):
+        DraftModel(offloaded, vocabulary=[1])
     larger = small("llama", vocab_size=VOCAB_SIZE + 30)
     drafter = DraftModel(larger, vocabulary=[5, VOCAB_SIZE], padded=True)
     with pytest.raises(ValueError, match="vocabulary has the id 97, outside of the target model's"):

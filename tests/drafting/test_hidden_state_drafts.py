@@ -3,7 +3,7 @@
 import logging
 import weakref
 from contextlib import nullcontext
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,21 +76,14 @@ def test_every_type_that_configures_layers_is_among_these(models_by_type):
     assert configured == tried - {"llama"}
 
 
-class TwoRightTokens(rs.Drafter):
+class TwoRightTokens(Prophet):
     """Drafts the next two tokens of a known text."""
 
     def __init__(self, text):
-        self.text = text[0].tolist()
-
-    def begin(self, prompt_ids, vocab_size):
-        self.length = len(prompt_ids)
+        super().__init__(text, accuracy=1.0, branches=0)
 
     def draft(self, budget, call):
-        count = min(budget, call.depth, 2)
-        return rs.DraftTree.chain(self.text[self.length : self.length + count])
-
-    def observe(self, observation):
-        self.length += len(observation.tokens)
+        return super().draft(min(budget, call.depth, 2), call)
 
 
 def test_layers_that_run_ahead_leave_the_models_rotary_frequencies(tmp_path):
@@ -196,10 +189,10 @@ def test_assistants_that_share_keys_see_those_of_accepted_tokens_alone(
     assert_lossless(model, 0.7, PROMPT, verification, drafting={"assistant_model": assistant})
     assert len(seen) > 3
     for shared in seen:
-        length = shared["full_attention"][0].shape[2]
-        assert shared["sliding_attention"][0].shape[2] == min(
-            length, model.config.sliding_window - 1
+        length, in_window = (
+            shared[kind][0].shape[2] for kind in ("full_attention", "sliding_attention")
         )
+        assert in_window == min(length, model.config.sliding_window - 1)
         expected = model(plain[:, :length], return_shared_kv_states=True).shared_kv_states
         for name, states in shared.items():
             for own, right in zip(states, expected[name], strict=True):
@@ -210,22 +203,18 @@ def test_assistants_that_share_keys_see_those_of_accepted_tokens_alone(
 MANY = {**GREEDY, "max_new_tokens": 60, "use_mtp": True}
 
 
-def passes_with_look_up(model, calls, **options) -> list[int]:
-    """The passes of calls in which look-up and layers draft."""
-    drafter = rs.ReferenceCopy()
-    passes = []
-    for _ in range(calls):
-        drafting = {"candidate_generator": drafter, "max_draft_tokens": 16}
-        model.generate(PROMPT, **drafting, **MANY, **options)
-        passes.append(drafter.stats.forward_passes)
-    return passes
+def passes_with_look_up(model, drafter, **options) -> int:
+    """The passes of a call in which look-up and layers draft."""
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 16}
+    model.generate(PROMPT, **drafting, **MANY, **options)
+    return drafter.stats.forward_passes
 
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])
 def test_it_takes_no_more_passes_than_transformers_own_use(with_layers, verification):
     with passes_of(with_layers) as own:
         with_layers.generate(PROMPT, **MANY)
-    [both] = passes_with_look_up(with_layers, 1, verification=verification)
+    both = passes_with_look_up(with_layers, rs.ReferenceCopy(), verification=verification)
     assert both <= len(own) < 40
 
 
@@ -235,7 +224,8 @@ def test_layers_of_no_type_take_more_passes_than_alone(models_by_type, tmp_path,
     model = models_by_type(kind)
     text = model.generate(PROMPT, **{**GREEDY, "max_new_tokens": 60})
     model = with_mtp(model, 1 if kind == "mellum" else 2, tmp_path, text)
-    first, second = passes_with_look_up(model, 2)
+    drafter = rs.ReferenceCopy()
+    first, second = (passes_with_look_up(model, drafter) for _ in range(2))
     assert max(first, second) < 40
     if kind == "bailing_hybrid":  # with its running state transformers itself drafts nothing
         return
@@ -318,16 +308,12 @@ def test_generators_of_transformers_draw_with_the_calls_random_numbers(reading):
 
 
 def test_a_given_cache_goes_on(with_layers):
-    first = with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True)
-    outputs = []
-    for further in ({}, {"candidate_generator": "auto", "use_mtp": True, "max_draft_tokens": 12}):
-        given = first
-        if further:
-            given = with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True)
-        ids = torch.cat((first.sequences, PROMPT), dim=1)
-        cache = {CACHE_NAME: given[CACHE_NAME]}
-        outputs.append(with_layers.generate(ids, **GREEDY, **cache, **further).tolist())
-    assert outputs[0] == outputs[1]
+    plain, drafted = (
+        with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True) for _ in range(2)
+    )
+    ids = torch.cat((plain.sequences, PROMPT), dim=1)
+    drafting = {**BY_LAYERS, CACHE_NAME: drafted[CACHE_NAME]}
+    assert_lossless(with_layers, "auto", ids, drafting=drafting, **{CACHE_NAME: plain[CACHE_NAME]})
 
 
 class Recorder(CandidateGenerator):
@@ -390,17 +376,16 @@ def test_the_cache_of_its_layers_is_that_of_the_text_alone(models_by_type, tmp_p
     source = Kept(hidden_state_generator(model, use_mtp=True))
     assert_lossless(model, Prophet(plain, 0.6) | source)
     [(generator, columns)] = sources
+    assert columns > 20
     whole = HiddenStateDrafts(hidden_state_generator(model, use_mtp=True)).generator
-    states = model(plain, output_hidden_states=True).hidden_states
-    length = columns + 1
+    states = model(plain[:, :columns], output_hidden_states=True).hidden_states
     whole.get_candidates(
-        plain[:, :length],
-        model_kwargs={"position_ids": torch.arange(length)[None]},
-        model_outputs=type("Outputs", (), {"hidden_states": [states[-1][:, :columns]]}),
+        plain[:, : columns + 1],
+        model_kwargs={"position_ids": torch.arange(columns + 1)[None]},
+        model_outputs=SimpleNamespace(hidden_states=[states[-1]]),
         is_first_iteration=False,
         n_last_matches=0,
     )
-    assert columns > 20
     for layer, expected in zip(generator.mtp_cache.layers, whole.mtp_cache.layers, strict=True):
         torch.testing.assert_close(layer.keys, expected.keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(layer.values, expected.values, rtol=1e-4, atol=1e-4)
@@ -559,16 +544,14 @@ def test_in_a_running_batch_it_reads_the_states_of_a_text_that_is_alone(fresh_ll
     assert text.sequences.tolist() == plain.tolist()
     assert other_text.sequences.tolist() == other_plain.tolist()
     expected = torch.stack(fresh_llama(plain, output_hidden_states=True).hidden_states)
-    end = 0
-    gaps = []
+    end, gaps = 0, []
     for ids, positions, states, _ in seen:
         assert ids[0] == plain[0, positions[0]].tolist()
         last = positions[0, -1].item()
-        gaps.append(last - states.shape[2] - end)
+        begin = last - states.shape[2]
+        gaps.append(begin - end)
         end = last
-        torch.testing.assert_close(
-            states, expected[:, :, end - states.shape[2] : end], rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(states, expected[:, :, begin:end], rtol=1e-4, atol=1e-4)
     assert len([gap for gap in gaps if gap]) == 1 and min(gaps) == 0 and end > 60
     assert caplog.text.count("nothing is drafted from hidden states: several texts") == 1
 
