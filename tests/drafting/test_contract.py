@@ -1,6 +1,5 @@
 """The life cycle that every `Drafter` has."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,16 +8,9 @@ from hf_refspec.drafting.contract import Call, Drafter, checked_draft
 from hf_refspec.drafting.tree import DraftTree
 from tests.helpers.drafters import Fixed
 
-PROMPT = np.array([1, 2, 3])
-
-
-def recorder() -> Fixed:
-    """Drafts 7 7 7, and the sibling 8 of the first."""
-    return Fixed(DraftTree([7, 8, 7, 7], [-1, -1, 0, 2], [0.5, 0.4, 0.3, 0.2]).checked(10))
-
 
 def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
-    drafter = recorder()
+    drafter = Fixed(DraftTree([7, 8, 7, 7], [-1, -1, 0, 2], [0.5, 0.4, 0.3, 0.2]).checked(10))
     assert checked_draft(drafter, 4, Call(chain=True), 10).tokens.tolist() == [7, 7, 7]
 
 

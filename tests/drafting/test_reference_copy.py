@@ -32,16 +32,15 @@ def test_a_draft_does_not_run_from_one_reference_into_the_next_or_the_prompt():
     assert draft(ReferenceCopy([[5, 6], [7]], published=True), [1], [5]).tokens.tolist() == [6]
 
 
-def test_match_length_is_the_shortest_suffix_that_drafts():
-    for match_length, expected in [(1, [7]), (2, [7]), (3, [])]:
-        tree = draft(ReferenceCopy(match_length=match_length), [5, 6, 7, 1, 5, 6], budget=1)
-        assert tree.tokens.tolist() == expected
+@pytest.mark.parametrize(("match_length", "expected"), [(1, [7]), (2, [7]), (3, [])])
+def test_match_length_is_the_shortest_suffix_that_drafts(match_length, expected):
+    tree = draft(ReferenceCopy(match_length=match_length), [5, 6, 7, 1, 5, 6], budget=1)
+    assert tree.tokens.tolist() == expected
 
 
-def test_copy_length_is_the_longest_path():
-    prompt = [*range(1, 20), 1]
-    assert draft(ReferenceCopy(copy_length=3), prompt).depths().max() == 3
-    assert draft(ReferenceCopy(), prompt).depths().max() == 8
+@pytest.mark.parametrize(("options", "length"), [({"copy_length": 3}, 3), ({}, 8)])
+def test_copy_length_is_the_longest_path(options, length):
+    assert draft(ReferenceCopy(**options), [*range(1, 20), 1]).depths().max() == length
 
 
 # --- LLMA

@@ -1,6 +1,7 @@
 """What earlier calls said is drafted again, and only that."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,15 +11,11 @@ import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation
 from hf_refspec.drafting.session_drafts import SessionDrafts
+from tests.helpers.calls import GREEDY, random_ids
+from tests.helpers.drafters import drafted as drafted_after
 from tests.helpers.trees import nodes_of
 
-
-def drafted(cache: SessionDrafts, context, budget: int = 16) -> rs.DraftTree:
-    """What is drafted after a prompt; the call leaves no trace."""
-    cache.begin(np.array(context, dtype=np.int64), 1000)
-    tree = cache.draft(budget, Call()).checked(1000)
-    cache.end()
-    return tree
+drafted = partial(drafted_after, budget=16, vocab_size=1000)  # without an output: nothing is kept
 
 
 def speak(cache: SessionDrafts, prompt, output) -> None:
@@ -70,7 +67,7 @@ def test_add_takes_all_kinds_of_ids(tokenizer):
     cache.add([1, 2], np.array([3, 4]))
     cache.add(torch.tensor([1, 2]), (5, 6))
     assert len(cache) == 3
-    tree = drafted(cache, tokenizer(" wor")["input_ids"], 2)
+    tree = drafted(cache, tokenizer(" wor")["input_ids"], budget=2)
     assert tree.tokens.tolist() == tokenizer("ld")["input_ids"]
     cache.clear()
     assert len(cache) == 0
@@ -93,20 +90,15 @@ def test_add_refuses_what_is_no_call(arguments, error, message):
     assert len(cache) == 0
 
 
+BAD_OPTIONS = {"max_tokens": (0, 1.5, 2**29 + 1), "top_k": (-1, 257, True)}
+
+
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"max_tokens": 0}, ValueError),
-        ({"max_tokens": 1.5}, TypeError),
-        ({"max_tokens": 2**29 + 1}, ValueError),
-        ({"top_k": -1}, ValueError),
-        ({"top_k": 257}, ValueError),
-        ({"top_k": True}, TypeError),
-    ],
+    ("option", "value"), [(name, value) for name in BAD_OPTIONS for value in BAD_OPTIONS[name]]
 )
-def test_bad_options(options, error):
-    with pytest.raises(error, match=next(iter(options))):
-        SessionDrafts(**options)
+def test_bad_options_are_named(option, value):
+    with pytest.raises((ValueError, TypeError), match=option):
+        SessionDrafts(**{option: value})
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -146,9 +138,7 @@ def test_without_similar_sessions_all_count_the_same():
     cache = SessionDrafts(top_k=0)
     speak(cache, [1, 50], [60, 61])
     speak(cache, [2, 50], [60, 62])
-    first, second = (drafted(cache, [prompt, 60]) for prompt in (1, 2))
-    assert first.tokens.tolist() == second.tokens.tolist()
-    assert first.probs.tolist() == second.probs.tolist()
+    assert nodes_of(drafted(cache, [1, 60])) == nodes_of(drafted(cache, [2, 60]))
 
 
 def test_forks_share_what_is_remembered():
@@ -168,16 +158,12 @@ def test_forks_share_what_is_remembered():
 
 def test_threads_with_one_cache(byte_llama):
     cache = SessionDrafts()
-    torch.manual_seed(0)
-    prompts = [torch.randint(3, 90, (1, 12)) for _ in range(4)]
-    options = {"max_new_tokens": 24, "do_sample": False}
+    prompts, options = [random_ids(12, seed) for seed in range(4)], {**GREEDY}
     plain = [byte_llama.generate(prompt, **options).tolist() for prompt in prompts]
 
     def texts(drafter):
-        return [
-            byte_llama.generate(prompt, candidate_generator=drafter, **options).tolist()
-            for prompt in prompts
-        ]
+        drafting = {"candidate_generator": drafter, **options}
+        return [byte_llama.generate(prompt, **drafting).tolist() for prompt in prompts]
 
     drafters = [cache, cache.fork(), rs.ReferenceCopy() | cache.fork()]
     with ThreadPoolExecutor(3) as threads:

@@ -4,6 +4,7 @@ import json
 
 import hf_refspec as rs
 from hf_refspec.drafting.stats import DraftStats
+from tests.helpers.calls import assert_lossless
 
 
 def recorded() -> DraftStats:
@@ -17,8 +18,11 @@ def test_each_pass_yields_what_was_accepted_and_one_token_more():
     stats = recorded()
     assert (stats.forward_passes, stats.tokens) == (4, 10)
     assert (stats.drafts, stats.drafted, stats.accepted) == (3, 20, 6)
-    assert stats.mat == 2.5
-    assert stats.accepted_lengths == [2, 0, 0, 2]  # passes by accepted tokens
+    figures = json.loads(json.dumps(stats.to_dict()))  # which holds what json can
+    assert stats.mat == figures["mat"] == 2.5
+    # Passes by accepted tokens.
+    assert stats.accepted_lengths == figures["accepted_lengths"] == [2, 0, 0, 2]
+    assert figures["prefill_seconds"] == 0.0
 
 
 def test_str_is_one_readable_line():
@@ -46,20 +50,9 @@ def test_the_mat_of_several_rows_is_said_to_be_per_row():
     assert str(stats).startswith("26 tokens in 8 passes over several rows, MAT 1.62 per row, 28 ")
 
 
-def test_to_dict_holds_what_json_can():
-    stats = recorded()
-    figures = json.loads(json.dumps(stats.to_dict()))
-    assert figures["mat"] == 2.5
-    assert figures["accepted_lengths"] == [2, 0, 0, 2]
-    assert figures["prefill_seconds"] == 0.0
-
-
 def test_a_drafter_alone_is_its_only_source(byte_llama, tokenizer):
-    drafter = rs.ReferenceCopy()
     inputs = tokenizer(["the mat the mat", "cat cat cat cat"], return_tensors="pt", padding=True)
-    options = {"max_new_tokens": 24, "do_sample": False, "candidate_generator": drafter}
-    byte_llama.generate(**inputs, **options, max_draft_tokens=8)
-    stats = drafter.stats
+    stats = assert_lossless(byte_llama, rs.ReferenceCopy(), {**inputs})
     (source,) = stats.sources
     assert (source.name, source.drafted) == ("ReferenceCopy", stats.drafted)
     assert source.accepted == source.first == stats.accepted > 0

@@ -48,14 +48,11 @@ def test_a_chain_is_its_own_best_chain():
     assert DraftTree.chain([3]).probs.tolist() == [1.0]
 
 
-def test_the_empty_tree_has_no_node_and_is_legal():
-    tree = DraftTree.empty()
-    assert len(tree) == 0
+@pytest.mark.parametrize("tree", [DraftTree.empty(), DraftTree([], [], [])])
+def test_the_empty_tree_has_no_node_and_is_legal(tree):
+    assert len(tree) == len(tree.best_chain()) == len(tree.checked(vocab_size=1)) == 0
     assert tree.is_chain
-    assert tree.depths().shape == (0,)
-    assert tree.ancestors().shape == (0, 0)
-    assert len(tree.best_chain()) == 0
-    assert len(tree.checked(vocab_size=1)) == len(DraftTree([], [], []).checked(9)) == 0
+    assert tree.ancestors().shape == (*tree.depths().shape, 0) == (0, 0)
 
 
 def test_children_finds_a_node_by_parent_and_token():
@@ -100,12 +97,11 @@ def test_lists_and_other_numbers_are_converted(changes):
     assert tree.depths().tolist() == branching().depths().tolist()
 
 
+# Which node is at fault, and how, is compared with a twin below.
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"tokens": np.array([5, 7, 6, 9, 7])}, "vocabulary of 9"),
-        ({"tokens": np.array([5, 7, 6, -1, 7])}, "vocabulary of 9"),
-        ({"tokens": np.array([5, 7, 5, 8, 7])}, "two siblings with the same token"),
         ({"tokens": np.array([5, 7, 6, 7, 7])}, "two siblings with the same token"),
         ({"tokens": np.array([5.0, 7, 6, 8, 7])}, "tokens must be a 1-D int64 array"),
         ({"tokens": [[5, 7, 6, 8, 7]]}, "tokens must be a 1-D int64 array"),
@@ -113,10 +109,8 @@ def test_lists_and_other_numbers_are_converted(changes):
         ({"parents": np.array([-1.0, 0, -1, 0, 2])}, "parents must be a 1-D int32 array"),
         ({"parents": np.array([2**32 - 1, 0, -1, 0, 2])}, "parents has numbers that are no int32"),
         ({"parents": np.array([-1, 0, -1, 3, 2], np.int32)}, "earlier node's index"),
-        ({"parents": np.array([-1, 0, -2, 0, 2], np.int32)}, "earlier node's index"),
         ({"parents": np.array([-1, 0], np.int32)}, "parents has 2 entries for 5 tokens"),
         ({"probs": np.array([0.5, 0.6, 0.4, 0.1, 0.3], np.float32)}, "must not increase"),
-        ({"probs": np.array([1.5, 0.6, 0.4, 0.1, 0.3], np.float32)}, r"must be in \[0, 1\]"),
         ({"probs": np.array([0.5, np.nan, 0.4, 0.1, 0.3], np.float32)}, r"must be in \[0, 1\]"),
     ],
 )

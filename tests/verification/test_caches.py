@@ -6,7 +6,7 @@ import torch
 from hf_refspec.transformers_names import CACHE_NAME
 from tests.helpers.architectures import MODEL_TYPES, small
 from tests.helpers.calls import GREEDY, PROMPT, Call, assert_same_entries, new_cache
-from tests.helpers.drafters import Noise, Prophets
+from tests.helpers.drafters import Noise
 
 UNEQUAL = [0.95, 0.2, 0.5, 1.0]  # accuracies of rows
 STATIC = {"cache_implementation": "static"}
@@ -43,27 +43,19 @@ def test_turns_go_on_from_a_given_cache_which_holds_all_but_the_last_token(
 ):
     """The first turn crosses the window of 16; behind it static windows take no drafts."""
     first = Call(models_by_type(model_type), rows)
-    texts, caches = [], []
-    for drafts in (False, True):
-        cache = new_cache(first.model, room)
-        ids, mask = first.inputs["input_ids"], first.inputs["attention_mask"]
-        for turn, new_tokens in enumerate((15, 2, 15)):
-            options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": new_tokens}
-            if drafts:
-                drafter = Prophets(options, texts[turn], UNEQUAL)
-                options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
-                options["verification"] = verification
-            ids = first.generate(past_key_values=cache, **options)
-            if drafts:
-                assert ids.tolist() == texts[turn].tolist()
-                has_static_windows = room is not None and model_type != "llama"
-                assert drafter.stats.mat > 1.2 or turn == 1 or has_static_windows
-            texts.append(ids)
-            assert int(cache.get_seq_length()) == ids.shape[1] - 1
-            ids = torch.cat([ids, first.inputs["input_ids"][:, -3:]], dim=-1)
-            mask = first.mask(ids.shape[1])
-        caches.append(cache)
-    assert_same_entries(*caches, first.mask(texts[2].shape[1] - 1))
+    plain, drafted = (new_cache(first.model, room) for _ in range(2))
+    ids = first.inputs["input_ids"]
+    for turn, new_tokens in enumerate((15, 2, 15)):
+        inputs = {"input_ids": ids, "attention_mask": first.mask(ids.shape[1])}
+        options = {"max_new_tokens": new_tokens, "past_key_values": plain}
+        call = Call(first.model, inputs=inputs, **options)
+        stats = call.assert_lossless(UNEQUAL, verification, drafting={"past_key_values": drafted})
+        has_static_windows = room is not None and model_type != "llama"
+        assert stats.mat > 1.2 or turn == 1 or has_static_windows
+        length = call.plain.shape[1] - 1
+        assert int(plain.get_seq_length()) == int(drafted.get_seq_length()) == length
+        ids = torch.cat([call.plain, first.inputs["input_ids"][:, -3:]], dim=-1)
+    assert_same_entries(drafted, plain, first.mask(length))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -71,14 +63,12 @@ def test_turns_go_on_from_a_given_cache_which_holds_all_but_the_last_token(
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_a_short_static_cache_cuts_drafts_and_not_the_text(models_by_type, model_type, rows, room):
     """The shortest one holds all tokens but the last, whose keys nobody needs."""
-    call = Call(models_by_type(model_type), rows)
-    length = call.plain.shape[1]
-    caches = [new_cache(call.model, length + room) for _ in range(2)]
-    plain = call.generate(past_key_values=caches[0])
-    drafted = call.generate(past_key_values=caches[1], candidate_generator=call.drafter(UNEQUAL))
-    assert drafted.tolist() == plain.tolist() == call.plain.tolist()
-    assert int(caches[1].get_seq_length()) == length - 1
-    assert_same_entries(*caches, call.mask(length - 1))
+    model, length = models_by_type(model_type), 12 + 32
+    plain, drafted = (new_cache(model, length + room) for _ in range(2))
+    call = Call(model, rows, past_key_values=plain)
+    call.assert_lossless(UNEQUAL, drafting={"past_key_values": drafted})
+    assert int(drafted.get_seq_length()) == length - 1
+    assert_same_entries(drafted, plain, call.mask(length - 1))
 
 
 def test_a_static_cache_without_room_for_the_text_is_an_error_that_says_so(llama):

@@ -21,18 +21,17 @@ def test_a_cache_goes_on_in_a_wider_type(models_by_type, model_type, attention, 
     model = copy.deepcopy(models_by_type(model_type))
     model.set_attn_implementation(attention)
     call = Call(model, rows)
-    caches, texts = [], []
-    for drafts in (False, True):
+    caches, texts, drafter = [], [], None
+    for _ in range(2):  # plainly, then with drafts
         cache = new_cache(model)
         with torch.autocast("cpu", torch.bfloat16, enabled=first == torch.bfloat16):
             ids = call.generate(past_key_values=cache, max_new_tokens=1)
         ids = torch.cat([ids, call.inputs["input_ids"][:, -3:]], dim=-1)
-        options = {"input_ids": ids, "attention_mask": call.mask(ids.shape[1])}
-        if drafts:
-            drafter = Prophets(options, texts[0], UNEQUAL)
-            options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+        inputs = {"input_ids": ids, "attention_mask": call.mask(ids.shape[1])}
+        drafter = Prophets(inputs, texts[0], UNEQUAL) if texts else None
         with torch.autocast("cpu", torch.bfloat16, enabled=first != torch.bfloat16):
-            texts.append(call.generate(past_key_values=cache, **options))
+            options = {"past_key_values": cache, "candidate_generator": drafter, **inputs}
+            texts.append(call.generate(max_draft_tokens=8, **options))
         caches.append(cache)
     assert drafter.stats.accepted > 0
     types = {layer.keys.dtype for cache in caches for layer in cache.layers}

@@ -15,9 +15,12 @@ from tests.helpers.architectures import small
 from tests.helpers.calls import (
     GREEDY,
     PROMPT,
+    Call,
     assert_lossless,
     assert_same_entries,
+    new_cache,
     prepared,
+    random_ids,
     verified_as,
 )
 from tests.helpers.drafters import Noise, Prophet
@@ -34,16 +37,14 @@ def first(rows: int) -> dict[str, torch.Tensor]:
     return {name: value[:rows] for name, value in BATCH.items()}
 
 
+DEEP = {"num_hidden_layers": 24, "hidden_size": 64, "initializer_range": 0.05}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["llama", "olmo2", "gpt2", "qwen3_moe"])
-def test_a_deep_model_in_a_short_type_gets_its_tree(model_type, dtype, models_by_type):
-    config = models_by_type(model_type).config.to_dict()
-    for name in ("layer_types", "model_type", "dtype"):
-        config.pop(name, None)
-    config |= {"num_hidden_layers": 24, "hidden_size": 64, "initializer_range": 0.05}
-    if model_type == "gpt2":
-        config |= {"n_layer": 24, "n_embd": 64}
-    model = small(model_type, dtype, **config)
+def test_a_deep_model_in_a_short_type_gets_its_tree(model_type, dtype):
+    names = {"n_layer": 24, "n_embd": 64} if model_type == "gpt2" else {}
+    model = small(model_type, dtype, **DEEP, **names)
     assert (verified_as(model), verified_as(model, rows=3)) == ("tree", "tree")
 
 
@@ -159,16 +160,13 @@ class Late(Prophet):
 
 def decoded_late(model, prompt=PROMPT, **options):
     """The stats of a call that must return the ids and the cache of plain decoding."""
-    options = {**GREEDY, "return_dict_in_generate": True, **options}
-    torch.manual_seed(0)
-    plain = model.generate(prompt, **options)
-    drafter = Late(plain.sequences, 0.9)
-    torch.manual_seed(0)
-    drafted = model.generate(prompt, candidate_generator=drafter, max_draft_tokens=8, **options)
-    assert drafted.sequences.tolist() == plain.sequences.tolist()
-    cached = torch.ones_like(plain.sequences[:, :-1])
-    assert_same_entries(plain.past_key_values, drafted.past_key_values, cached)
-    return drafter.stats
+    plain, drafted = new_cache(model), new_cache(model)
+    options = {**GREEDY, "past_key_values": plain, **options}
+    call = Call(model, inputs={"input_ids": prompt}, **options)
+    drafting = {"past_key_values": drafted}
+    stats = call.assert_lossless(Late(call.plain, 0.9), drafting=drafting)
+    assert_same_entries(plain, drafted, torch.ones_like(call.plain[:, :-1]))
+    return stats
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -202,12 +200,9 @@ def test_a_leak_shows_before_the_first_draft_in_a_long_text():
     """New weights attend to all tokens alike: branches would change next to nothing there."""
     size = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2}
     model = small("llama", max_position_embeddings=2048, **size)
-    generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(10, model.config.vocab_size, (1, 1000), generator=generator)
     own_forward(model, ignore_mask)
-    drafter = Late(model.generate(prompt, **GREEDY), 0.9)
-    model.generate(prompt, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
-    assert drafter.stats.drafted == 0 and drafter.stats.probe_passes > 4
+    stats = assert_lossless(model, lambda plain: Late(plain, 0.9), random_ids(1000))
+    assert stats.drafted == 0 and stats.probe_passes > 4
 
 
 @pytest.mark.parametrize("fault", ["mask", "keep", "raises"])
@@ -245,15 +240,13 @@ def test_running_out_of_memory_and_an_interrupt_are_no_findings(rows, error):
             raise error
         return usual(**kwargs)
 
-    call, drafter = {**first(rows), **GREEDY}, Noise()
-    plain = model.generate(**call)
+    call = Call(model, inputs=first(rows))
     with own_forward(model, fail):
         if error is torch.OutOfMemoryError:  # plain decoding needs less
-            assert model.generate(**call, candidate_generator=drafter).equal(plain)
-            assert "OutOfMemoryError" in drafter.stats.reason
+            assert "OutOfMemoryError" in call.assert_lossless(Noise()).reason
         else:
             with pytest.raises(error):
-                model.generate(**call, candidate_generator=drafter)
+                call.generate(candidate_generator=Noise())
     assert verified_as(model, rows) == "tree"
 
 

@@ -1,9 +1,9 @@
 """Models whose quantised products are rounded to few bits: what is drafted with them, and what is
 still refused."""
 
+import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import MambaConfig, MambaForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.verification.entries import InPlaceEntries
@@ -35,7 +35,8 @@ class RoundedLinear(torch.nn.Linear):
         return linear((x / step).round() * step, self.weight * self.scale)
 
 
-def quantised(model, bits=8):
+def quantised(model=None, bits=8):
+    model = small("llama", **DEEP) if model is None else model
     for name, module in [*model.named_modules()]:
         if type(module) is torch.nn.Linear and not name.endswith("lm_head"):
             model.set_submodule(name, RoundedLinear(module, bits))
@@ -50,7 +51,7 @@ def found(model, kind=TREE):
 
 
 def test_a_model_that_rounds_its_products_is_drafted_and_says_so_once(caplog):
-    model = quantised(small("llama", **DEEP))
+    model = quantised()
     assert found(model).rounds_products and found(model, CHAIN).exact
     assert verified_as(model) == "tree"
     assert caplog.text.count("the precision of bfloat16") == 1
@@ -59,63 +60,59 @@ def test_a_model_that_rounds_its_products_is_drafted_and_says_so_once(caplog):
     assert drafter.stats.verification == "tree" and drafter.stats.drafted > 0
 
 
+def rounded_layers(model):
+    return [module for module in model.modules() if type(module) is RoundedLinear]
+
+
 def test_rounding_that_no_integers_explain_is_refused():
     """A float32 model whose weights are float32 promises equal ids, whatever it does."""
-    model = quantised(small("llama", **DEEP))
-    for module in model.modules():
-        if type(module) is RoundedLinear:
-            module.weight = torch.nn.Parameter(module.weight.float(), requires_grad=False)
+    model = quantised()
+    for layer in rounded_layers(model):
+        layer.weight = torch.nn.Parameter(layer.weight.float(), requires_grad=False)
     assert not found(model).rounds_products
     assert verified_as(model) == "none"
-    model = quantised(small("llama", **DEEP))
+    model = quantised()
     model.hf_quantizer = None
     assert not found(model).rounds_products
 
 
 def test_exact_products_of_integers_keep_the_tolerance_of_float32():
-    finding = found(quantised(small("llama", **DEEP), bits=60))
+    finding = found(quantised(bits=60))
     assert finding.exact and not finding.rounds_products and finding.error < 1e-5
 
 
-def test_a_mask_that_is_ignored_is_not_taken_for_rounding():
-    model = quantised(small("llama", **DEEP))
-    own_forward(model, ignore_mask)
-    assert not found(model).exact
-    assert verified_as(model) == "chain"
-
-
-def test_entries_that_are_moved_wrongly_are_not_taken_for_rounding(monkeypatch):
-    model = quantised(small("llama", **DEEP))
-    model.set_attn_implementation("eager")
-    monkeypatch.setattr(InPlaceEntries, "keep", move_nothing)
+@pytest.mark.parametrize("fault", ["mask", "keep"])
+def test_a_mask_that_is_ignored_and_entries_moved_wrongly_are_no_rounding(fault, monkeypatch):
+    model = quantised()
+    if fault == "mask":
+        own_forward(model, ignore_mask)
+    else:
+        model.set_attn_implementation("eager")
+        monkeypatch.setattr(InPlaceEntries, "keep", move_nothing)
     assert not found(model).exact
     assert verified_as(model) == "chain"
 
 
 def test_a_state_that_is_forgotten_is_not_taken_for_rounding():
-    torch.manual_seed(0)
-    config = MambaConfig(vocab_size=99, hidden_size=32, state_size=4, num_hidden_layers=4)
-    model = quantised(MambaForCausalLM(config).eval())
-    assert verified_as(model) == "none"
+    assert verified_as(quantised(small("mamba"))) == "none"
 
 
 def test_a_leak_between_branches_is_not_taken_for_rounding():
     """Activations that are rounded together, as by bitsandbytes in 8 bits."""
-    model = quantised(small("llama", **DEEP))
+    model = quantised()
 
     class Mixed(RoundedLinear):
         def forward(self, x):
             return super().forward(x + 0.01 * x.mean(dim=-2, keepdim=True))
 
-    for module in model.modules():
-        if type(module) is RoundedLinear:
-            module.__class__ = Mixed
+    for layer in rounded_layers(model):
+        layer.__class__ = Mixed
     assert found(model).rounds_products
     assert verified_as(model) == "none"
 
 
 def test_rounding_beyond_near_ties_is_refused_by_three_passes_and_never_again():
-    model = quantised(small("llama", **DEEP), bits=1)
+    model = quantised(bits=1)
     assert found(model).passes == 3
     for kind in (TREE, CHAIN):
         finding = found(model, kind)
