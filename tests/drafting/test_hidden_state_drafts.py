@@ -239,14 +239,14 @@ def test_layers_of_no_type_take_more_passes_than_alone(models_by_type, tmp_path,
 def test_stop_strings_end_a_text_inside_of_a_heads_chain(reading, sampling):
     model, arguments = reading
     tokenizer = byte_tokenizer(map(chr, range(33, 127)))  # a character for each id but three
-    options = {**sampling, "tokenizer": tokenizer}
+    options = {**GREEDY, **sampling, "tokenizer": tokenizer}
     torch.manual_seed(0)
-    whole = model.generate(PROMPT, **GREEDY, **options)
+    whole = model.generate(PROMPT, **options)
     stop = tokenizer.decode(whole[0, PROMPT.shape[1] + 8 : PROMPT.shape[1] + 10])
     options["stop_strings"] = [stop]
     assert_lossless(model, "auto", max_draft_tokens=12, drafting=arguments, **options)
     torch.manual_seed(0)
-    assert model.generate(PROMPT, **GREEDY, **options).shape[1] < whole.shape[1]
+    assert model.generate(PROMPT, **options).shape[1] < whole.shape[1]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.5}])
