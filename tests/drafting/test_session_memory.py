@@ -4,6 +4,7 @@ import copy
 import pickle
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -182,14 +183,12 @@ def test_forks_while_threads_write(tmp_path):
         while not done.is_set():
             memory.add(*call(1))
 
-    threads = [threading.Thread(target=keep_adding) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert [in_a_child(lambda: memory.add(*call(2))) for _ in range(10)] == [None] * 10
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        adding = [threads.submit(keep_adding) for _ in range(2)]
+        try:
+            assert [in_a_child(lambda: memory.add(*call(2))) for _ in range(10)] == [None] * 10
+        finally:
+            done.set()
+    assert [each.result() for each in adding] == [None, None]
     assert numbers(memory).count(2) == 10
     assert remembered(opened(tmp_path)) == remembered(memory)

@@ -5,13 +5,12 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import LogitsProcessorList
 
 import hf_refspec as rs
 from tests.helpers.architectures import ARCHITECTURES, Architecture, small
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
 from tests.helpers.calls import Alternating, Call, assert_lossless
-from tests.helpers.drafters import Noise, Prophet
+from tests.helpers.drafters import Noise
 
 TREES = [a for a in ARCHITECTURES if a.verification == "tree"]
 
@@ -30,13 +29,6 @@ GENERATION = {
 }
 
 
-def generate(model, generation: str, prompt=PROMPT, new_tokens: int = 24, **kwargs):
-    torch.manual_seed(5)
-    if generation == "stateful":
-        kwargs["logits_processor"] = LogitsProcessorList([Alternating()])
-    return model.generate(prompt, max_new_tokens=new_tokens, **{**GENERATION[generation], **kwargs})
-
-
 # BLOOM of transformers 5.20 raises at the mask of a static cache.
 ALIBI = [Architecture("bloom")] if Version(transformers.__version__) >= Version("5.21") else []
 
@@ -46,15 +38,16 @@ def test_ids_equal_plain_decoding(architecture, models_by_type, caplog):
     """Running states and models without position ids decode plainly with a static cache."""
     model = models_by_type(architecture.model_type)
     for number, generation in enumerate(GENERATION):
-        plain = generate(model, generation)
-        good = Prophet(plain, accuracy=0.9, seed=number)
-        bad = Prophet(plain, accuracy=0.0, seed=number)
+        options = {"max_new_tokens": 24, "eos_token_id": 2, **GENERATION[generation]}
+        stateful = {"logits_processor": [Alternating()]} if generation == "stateful" else {}
+        call = Call(model, inputs={"input_ids": PROMPT}, **options, **stateful)
+        good, bad = (call.drafter(accuracy, seed=number) for accuracy in (0.9, 0.0))
         for drafter in (good, (bad, Noise(), rs.ReferenceCopy())[number % 3]):
-            drafted = generate(model, generation, candidate_generator=drafter, max_draft_tokens=12)
-            assert drafted.tolist() == plain.tolist(), (generation, type(drafter).__name__)
+            stateful = {"logits_processor": [Alternating()]} if stateful else {}
+            call.assert_lossless(drafter, max_draft_tokens=12, drafting=stateful)
         suited = ("tree",) if "static" in generation else ("tree", "chain")
         if architecture.verification in suited:
-            assert good.stats.mat > 1.5 or plain.shape[1] < PROMPT.shape[1] + 8
+            assert good.stats.mat > 1.5 or call.plain.shape[1] < PROMPT.shape[1] + 8
             assert bad.stats.accepted == 0
     fell_back = "decodes plainly" in caplog.text
     assert fell_back == (architecture.verification != "tree")
@@ -92,12 +85,12 @@ def test_bfloat16_differs_only_at_near_ties(model_type, models_by_type):
     model = models_by_type(model_type)
     model = type(model)(model.config).to(torch.bfloat16).eval()
     options = {"return_dict_in_generate": True, "output_logits": True}
-    plain = generate(model, "greedy", **options)
-    drafter = Prophet(plain.sequences, accuracy=0.8)
-    ids = generate(model, "greedy", candidate_generator=drafter, max_draft_tokens=8)[0].tolist()
-    for position, (mine, theirs) in enumerate(zip(ids, plain.sequences[0].tolist(), strict=True)):
+    call = Call(model, inputs={"input_ids": PROMPT}, **options)
+    drafted = call.generate(candidate_generator=call.drafter(), max_draft_tokens=8)
+    ids = zip(drafted.sequences[0].tolist(), call.plain_ids[0].tolist(), strict=True)
+    for position, (mine, theirs) in enumerate(ids):
         if mine != theirs:
-            logits = plain.logits[position - PROMPT.shape[1]][0]
+            logits = call.plain.logits[position - PROMPT.shape[1]][0]
             gap = (logits.max() - logits[mine]).item()
             assert gap <= 4 * torch.finfo(torch.bfloat16).eps * logits.abs().max().item()
             break

@@ -10,7 +10,7 @@ from hf_refspec.verification.entries import InPlaceEntries
 from hf_refspec.verification.probe import ProbedCall, probe
 from hf_refspec.verification.verifier import CHAIN, TREE
 from tests.helpers.architectures import small
-from tests.helpers.calls import GREEDY, PROMPT, prepared, verified_as
+from tests.helpers.calls import GREEDY, PROMPT, Call, prepared, verified_as
 from tests.helpers.own_forward import ignore_mask, move_nothing, own_forward
 
 # Of a trained model's size in depth, so that rounding shows as it does there.
@@ -119,3 +119,28 @@ def test_rounding_beyond_near_ties_is_refused_by_three_passes_and_never_again():
         assert not finding.exact and finding.passes == 0
         assert "more than near-ties" in str(finding)
     assert verified_as(model) == "none"
+
+
+# --- weights that torchao quantises
+
+
+def by_torchao(model, config: str):
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    quantization.quantize_(model, getattr(quantization, config)())
+    assert "torchao" in type(model.model.layers[0].mlp.up_proj.weight).__module__
+    return Call(model, inputs={"input_ids": torch.tensor([[5, 6, 7, 8] * 6])}, max_new_tokens=60)
+
+
+def test_ids_of_int8_weights_are_those_of_the_quantised_model_alone(fresh_llama):
+    call = by_torchao(fresh_llama, "Int8WeightOnlyConfig")
+    for sampling in ({}, {"do_sample": True}):
+        drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+        assert call.assert_lossless(drafter, **sampling).accepted > 0 or sampling
+
+
+def test_int8_activations_are_decoded_plainly(fresh_llama):
+    call = by_torchao(fresh_llama, "Int8DynamicActivationInt8WeightConfig")
+    for sampling in ({}, {}, {"do_sample": True}):  # no later call tries another verifier
+        stats = call.assert_lossless(rs.ReferenceCopy(), **sampling)
+        assert stats.drafted == 0
+        assert stats.reason.startswith("its quantised products")
