@@ -85,14 +85,22 @@ def run_schedule(model, seed: int, max_draft_tokens=("auto", 0, 4, 16)) -> int:
     return len(calls)
 
 
-def schedules(count: int):
-    """Runs a test with the first random schedules, and with ten times as many every night."""
-    further = pytest.param(range(count, 10 * count), marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("seeds", [range(count), further], ids=str)
+def schedules(counts: dict[str, int]):
+    """Runs a test with the first random schedules of each type of models, and with ten times as
+    many every night."""
+    usual = [(name, range(count)) for name, count in counts.items()]
+    further = [
+        pytest.param(name, range(count, 10 * count), marks=pytest.mark.nightly)
+        for name, count in counts.items()
+    ]
+    return pytest.mark.parametrize(("model_type", "seeds"), [*usual, *further], ids=str)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe"])
-@schedules(8)
+PACKED = {"llama": 8, "gpt2": 8, "qwen3_moe": 8}
+IN_TURN = {"mistral": 3, "mamba2": 3, "mamba": 3, "gemma3_text": 3}  # they cannot be packed
+
+
+@schedules(PACKED | IN_TURN)
 def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
     model_type, models_by_type, seeds
 ):
@@ -100,19 +108,11 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
         run_schedule(models_by_type(model_type), seed)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "falcon", "qwen3_moe"])
-@schedules(3)
+@schedules({"llama": 3, "falcon": 3, "qwen3_moe": 3})
 def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seeds, monkeypatch):
     monkeypatch.setattr(AutoBudget, "width", lambda self, tokens: tokens + tokens % 4)
     for seed in seeds:
         run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
-
-
-@pytest.mark.parametrize("model_type", ["mistral", "mamba2", "mamba", "gemma3_text"])
-@schedules(3)
-def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, seeds):
-    for seed in seeds:
-        run_schedule(models_by_type(model_type), seed)
 
 
 def test_rows_that_draft_well_take_fewer_steps(llama):

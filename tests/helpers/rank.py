@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from datetime import timedelta
+from functools import partialmethod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -98,9 +99,6 @@ class Cases:
         with rs.attach(self.model, self.prophet()):
             return self.plain, self.generate()
 
-    def static_cache(self):
-        return self.drafted(cache_implementation="static")
-
     def returned_cache(self):
         _, output = self.drafted(return_dict_in_generate=True)
         assert output.past_key_values.get_seq_length() == output.sequences.shape[1] - 1
@@ -110,6 +108,12 @@ class Cases:
         """An exception of the drafter of one rank."""
         drafter = Raises(self.plain, where) if self.rank == at else self.prophet()
         return self.refused(candidate_generator=drafter)
+
+    static_cache = partialmethod(drafted, cache_implementation="static")
+    no_draft = partialmethod(raised, "draft", at=0)
+    no_observation = partialmethod(raised, "observe", at=1)
+    one_fails = partialmethod(raised, "draft", at=1)  # while the others go on
+    after_exceptions = drafted
 
     def refused(self, **options):
         try:
@@ -207,15 +211,6 @@ class Tensor(Cases):
         drafter = Prophet(plain, 0.9)
         return plain, self.windowed.generate(PROMPT, **options, candidate_generator=drafter)
 
-    def no_draft(self):
-        return self.raised("draft", at=0)
-
-    def no_observation(self):
-        return self.raised("observe", at=1)
-
-    def after_exceptions(self):
-        return self.drafted()
-
     def speculative_retrieval(self):
         return self.refused(custom_generate=rs.knn_lm)
 
@@ -252,10 +247,6 @@ class Sharded(Cases):
         torch.manual_seed(self.rank)
         drafter = rs.ReferenceCopy() | rs.SiblingCopy() | rs.TokenRecycling()
         return plain, self.model.generate(**options, candidate_generator=drafter)
-
-    def one_fails(self):
-        """At one rank, while the others go on."""
-        return self.raised("draft", at=1)
 
 
 def run(rank: int, ranks: int, folder: Path, cases: list[str]) -> None:

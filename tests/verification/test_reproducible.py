@@ -12,17 +12,19 @@ import hf_refspec as rs
 from tests.helpers.architectures import small
 from tests.helpers.calls import GREEDY, Call, compiled_anywhere
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
-from tests.helpers.drafters import Noise, Prophet, Prophets
+from tests.helpers.drafters import Noise, Prophet
 
 MODELS = ["llama", "qwen3", "gemma2", "gpt2", "mistral"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_p": 0.9}}
 
 
+RETURNED = dict.fromkeys(("return_dict_in_generate", "output_logits", "output_scores"), True)
+
+
 def generate(model, drafter=None, **options) -> GenerateDecoderOnlyOutput:
     torch.manual_seed(7)
-    returned = ("return_dict_in_generate", "output_logits", "output_scores")
-    options = {**GREEDY, "max_new_tokens": 32, **dict.fromkeys(returned, True), **options}
+    options = {**GREEDY, "max_new_tokens": 32, **RETURNED, **options}
     options = {"inputs": PROMPT, "verification": "reproducible", **options}
     return model.generate(candidate_generator=drafter, **options)
 
@@ -72,27 +74,23 @@ def test_no_draft_of_any_length_changes_a_bit(
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_have_the_same_texts(models_by_type, dtype, sampling):
-    call = Call(models_by_type("llama", dtype), rows=3)
     options = {"verification": "reproducible", **SAMPLING[sampling]}
-    torch.manual_seed(3)
-    plain = call.generate(**options)
+    call = Call(models_by_type("llama", dtype), rows=3, **options)
     for accuracies in ([0.9, 0.5, 0.1], [0.2, 0.95, 0.0]):
-        torch.manual_seed(3)
-        drafter = Prophets(call.inputs, plain, accuracies)
-        assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
+        call.assert_lossless(accuracies)
 
 
 @pytest.mark.parametrize("attached", [True, False])
 def test_an_attached_drafter_and_the_explicit_loop_change_no_id(models_by_type, attached):
-    model, options = models_by_type("llama", torch.bfloat16), {**GREEDY, "max_new_tokens": 32}
+    model = models_by_type("llama", torch.bfloat16)
+    call = Call(model, inputs={"input_ids": PROMPT}, verification="reproducible")
     if attached:
         with rs.attach(model, verification="reproducible") as attachment:
-            ids = model.generate(PROMPT, **options)
+            ids = call.generate(verification=None)
         assert attachment.stats.tokens == 32
     else:
-        options |= {"custom_generate": rs.speculate, "verification": "reproducible"}
-        ids = model.generate(PROMPT, **options)
-    assert ids.tolist() == generate(model).sequences.tolist()
+        ids = call.generate(custom_generate=rs.speculate)
+    assert ids.tolist() == call.plain.tolist()
 
 
 def mixture(dtype):
