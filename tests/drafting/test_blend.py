@@ -79,15 +79,22 @@ def test_or_is_a_list_and_blends_among_the_sources_are_taken_apart():
         assert blend.sources == [a, b, c, d]
 
 
-@pytest.mark.parametrize("other", [None, 5, "drafter", "Auto", ReferenceCopy])
-def test_what_does_not_draft_is_refused(other):
-    for blended in (
-        lambda: Blend([Fixed(), other]),
-        lambda: Fixed() | other,
-        lambda: other | Fixed(),
-    ):
-        with pytest.raises(TypeError, match='a source of a blend must be "auto"'):
-            blended()
+BLENDED = {
+    "given": lambda other: Blend([Fixed(), other]),
+    "on the right": lambda other: Fixed() | other,
+    "on the left": lambda other: other | Fixed(),
+}
+
+
+@pytest.mark.parametrize("place", BLENDED)
+@pytest.mark.parametrize(
+    ("other", "hint"),
+    [(None, ""), (5, ""), ("drafter", ""), ("Auto", "did you mean 'auto'?"), (ReferenceCopy, "")],
+)
+def test_what_does_not_draft_is_refused(place, other, hint):
+    with pytest.raises(TypeError, match='a source of a blend must be "auto"') as refused:
+        BLENDED[place](other)
+    assert hint in str(refused.value)
 
 
 def test_no_source_and_the_same_source_twice_are_refused():

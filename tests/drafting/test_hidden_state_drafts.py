@@ -60,9 +60,14 @@ def assert_drafts_change_no_id(model, **reading):
             assert_lossless(model, drafter, max_draft_tokens=12, drafting=reading, **sampling)
 
 
-@pytest.mark.parametrize(("kind", "layers"), LAYERS)
-def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers):
-    assert_drafts_change_no_id(with_mtp(models_by_type(kind), layers, tmp_path), use_mtp=True)
+@pytest.mark.parametrize(
+    ("kind", "layers", "dtype"),
+    [*((*case, torch.float32) for case in LAYERS), ("llama", 1, torch.float64)],
+)
+def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers, dtype):
+    """They follow a model into another dtype."""
+    model = with_mtp(models_by_type(kind), layers, tmp_path).to(dtype)
+    assert_drafts_change_no_id(model, use_mtp=True)
 
 
 def configures_layers(config_class) -> bool:
@@ -504,11 +509,6 @@ def test_calls_of_any_length_are_right_after_one_that_raised(reading, new_tokens
     for prompt in (PROMPT, PROMPT[:, :1]):
         options = {"max_draft_tokens": 12, "max_new_tokens": new_tokens}
         assert_lossless(model, "auto", prompt, drafting=arguments, **options)
-
-
-def test_layers_follow_a_model_into_another_type(models_by_type, tmp_path):
-    model = with_mtp(models_by_type("llama"), 1, tmp_path).double()
-    assert_lossless(model, "auto", drafting=BY_LAYERS)
 
 
 def test_a_string_is_joined_with_a_generator(fresh_llama):

@@ -40,21 +40,6 @@ def row_of(drafter: Drafter, length: int = 10) -> Row:
     return row
 
 
-def rows_of(drafters: Iterable[Drafter]) -> list[Row]:
-    return [row_of(drafter) for drafter in drafters]
-
-
-def drafts_of(
-    drafted: Iterable[DraftTree | None],
-    trees: Iterable[DraftTree | None] | None = None,
-    seconds: float = 0.0,
-) -> Drafts:
-    """What rows have drafted, in these seconds, and the `trees` that are verified, by default all;
-    `None` for a row that takes no part."""
-    drafted = [*drafted]
-    return Drafts(drafted if trees is None else [*trees], drafted, seconds)
-
-
 def planned(budget: Budget, rows: list[Row], takes_part: list[bool] | None = None) -> Plan:
     """The plan of a step of these rows, which nothing else limits."""
     takes_part = [True] * len(rows) if takes_part is None else takes_part
@@ -72,12 +57,9 @@ def record(plan: Plan, drafts: Drafts, *tokens: Iterable[int], seconds: float = 
     plan.budget.record(plan, drafts, emitted, pass_tokens, seconds)
 
 
-def trimmed(budget: Budget, rows: list[Row], drafts: Drafts) -> list[DraftTree | None]:
-    return budget.trim(planned(budget, rows, [tree is not None for tree in drafts.drafted]), drafts)
-
-
-def sizes(trees: Iterable[DraftTree | None]) -> list[int]:
-    return [0 if tree is None else len(tree) for tree in trees]
+def kept_nodes(budget: Budget, rows: list[Row], drafts: list[DraftTree]) -> list[int]:
+    """How many nodes of each row's draft are verified."""
+    return [*map(len, budget.trim(planned(budget, rows), Drafts(drafts, drafts, 0.0)))]
 
 
 def rich(formula, **options) -> AutoBudget:
@@ -101,7 +83,7 @@ class OneRow:
 
     def verified(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
         self.drafted = draft
-        [kept] = self.budget.trim(self.plan, drafts_of([draft], seconds=drafting_seconds))
+        [kept] = self.budget.trim(self.plan, Drafts([draft], [draft], drafting_seconds))
         return kept
 
     def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
@@ -109,7 +91,7 @@ class OneRow:
         return self.verified(draft, drafting_seconds)
 
     def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        record(self.plan, drafts_of([self.drafted], [kept]), tokens, seconds=seconds)
+        record(self.plan, Drafts([kept], [self.drafted], 0.0), tokens, seconds=seconds)
 
 
 def budget_at(formula) -> OneRow:
@@ -254,9 +236,8 @@ def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
     drafters = [Fixed() for _ in range(4)]
 
     def kept(drafts) -> list[int]:
-        rows = len(drafts)
-        budget = rich(lambda tokens: 1 + 0.5 * (tokens > rows))
-        return sizes(trimmed(budget, rows_of(drafters[:rows]), drafts_of(drafts)))
+        rows = [row_of(drafter) for drafter in drafters[: len(drafts)]]
+        return kept_nodes(rich(lambda tokens: 1 + 0.5 * (tokens > len(rows))), rows, drafts)
 
     nothing = DraftTree.empty()
     assert kept([tree]) == [2]
@@ -270,8 +251,8 @@ def test_few_rows_get_the_nodes_that_the_others_gave_up():
     draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
     nodes = []
     for count in (8, 4, 1):
-        rows = rows_of(Fixed() for _ in range(count))
-        nodes.append(max(sizes(trimmed(budget, rows, drafts_of([draft] * count)))))
+        rows = [row_of(Fixed()) for _ in range(count)]
+        nodes.append(max(kept_nodes(budget, rows, [draft] * count)))
     assert nodes[0] == 0
     assert 0 < nodes[1] < nodes[2] == 7
 
@@ -284,7 +265,7 @@ def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
         budget = rich(lambda tokens: 1.0 if tokens <= 6 else 9.0, packs=True, waits=waits)
         drafter = Fixed()
         rows = [row_of(drafter, length) for length in lengths]
-        return sizes(trimmed(budget, rows, drafts_of([draft] * len(rows))))
+        return kept_nodes(budget, rows, [draft] * len(rows))
 
     assert kept(True, 10, 60, 60) == [3, 0, 0]
     assert kept(True, 60, 60, 10) == [0, 0, 3]
@@ -297,8 +278,8 @@ def test_each_row_learns_from_its_own_text():
     drafters = [Fixed() for _ in range(3)]
     tree = DraftTree.chain([4], [0.5])
     for _ in range(20):
-        plan = planned(budget, rows_of(drafters), [True, True, False])
-        drafts = drafts_of([tree, tree, None])
+        plan = planned(budget, [row_of(each) for each in drafters], [True, True, False])
+        drafts = Drafts([tree, tree, None], [tree, tree, None], 0.0)
         budget.trim(plan, drafts)
         record(plan, drafts, [4], [9], [])
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
@@ -315,7 +296,7 @@ def test_a_given_number_of_nodes_never_changes():
     for drafter in (Fixed(), theirs):
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
-            plan, drafts = planned(budget, [row_of(drafter)]), drafts_of([tree], seconds=1.0)
+            plan, drafts = planned(budget, [row_of(drafter)]), Drafts([tree], [tree], 1.0)
             assert type(budget) is Budget and budget.speed(plan.step) is None
             [kept] = budget.trim(plan, drafts)
             assert kept is tree
