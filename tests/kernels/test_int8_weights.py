@@ -5,13 +5,10 @@ import copy
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from hf_refspec.kernels.pass_kernels import int8_weight, narrow_dtype, pass_kernels
-
-CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-HERE = LlamaForCausalLM(CONFIG)
-
+from hf_refspec.kernels.pass_kernels import int8_weight, narrow_dtype
+from tests.helpers.products import CONFIG, in_a_pass
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -84,9 +81,8 @@ def layer_and_tokens(quantise, tokens=4, bias=True):
 def test_one_to_32_tokens_are_sent_and_differ_by_rounding_alone(quantise, tokens, bias):
     layer, x = layer_and_tokens(quantise, tokens, bias)
     wanted = layer(x)
-    with pass_kernels(HERE) as sent:
-        y = layer(x)
-    assert sent.count == 1
+    y, sent = in_a_pass(layer, x)
+    assert sent == 1
     assert y.shape == wanted.shape and y.dtype == wanted.dtype
     torch.testing.assert_close(y, wanted)
     numbers, scale = int8_weight(layer.weight)
@@ -115,9 +111,8 @@ def test_what_a_library_computes_otherwise_is_left_to_it(quantise):
     layer, x = layer_and_tokens(quantise)
     x = x.to(layer.bias.dtype)
     wanted = layer(x)
-    with pass_kernels(HERE) as sent:
-        y = layer(x)
-    assert sent.count == 0
+    y, sent = in_a_pass(layer, x)
+    assert sent == 0
     assert torch.equal(y, wanted)
 
 

@@ -13,15 +13,13 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.kernels import narrow_product as kernel
 from hf_refspec.kernels import pass_kernels as products
 from hf_refspec.kernels.narrow_product import narrow_product
 from hf_refspec.kernels.pass_kernels import pass_kernels
+from tests.helpers.products import HERE, exact, in_a_pass, operands
 
-CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-HERE = LlamaForCausalLM(CONFIG)
 ELSEWHERE = copy.deepcopy(HERE).to("meta")  # as far from a CPU as a GPU is
 
 INNER, OUTER = 64, 50
@@ -30,25 +28,15 @@ INNER, OUTER = 64, 50
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
-def operands(dtype=torch.float32, tokens=4, inner=INNER, outer=OUTER):
-    generator = torch.Generator().manual_seed(tokens)
-    x = torch.randn(1, tokens, inner, generator=generator).to(dtype)
-    weight = torch.randn(outer, inner, generator=generator).to(dtype)
-    return x, weight, torch.randn(outer, generator=generator).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", products.DTYPES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 8, 31, 32])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_up_to_32_tokens_are_sent_and_differ_by_rounding_alone(dtype, tokens, with_bias):
-    x, weight, bias = operands(dtype, tokens)
-    bias = bias if with_bias else None
-    with pass_kernels(HERE) as sent:
-        y = linear(x, weight, bias)
-    assert sent.count == (dtype == torch.float32 or tokens > 1)
-    exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
-    assert y.shape == exact.shape and y.dtype == dtype
-    torch.testing.assert_close(y, exact.to(dtype))
+    numbers = operands(dtype, tokens)[: 2 + with_bias]
+    y, sent = in_a_pass(linear, *numbers)
+    assert sent == (dtype == torch.float32 or tokens > 1)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y, exact(*numbers).to(dtype))
 
 
 @pytest.mark.parametrize(("seconds", "faster"), [(1.0, "kernel"), (3.0, "torch")])
@@ -75,15 +63,13 @@ def test_on_matrix_units_the_faster_of_the_first_products_computes_the_others(
 def test_products_in_a_race_differ_by_rounding_alone(monkeypatch):
     monkeypatch.setattr(kernel, "MATRIX_UNITS", True)
     monkeypatch.setattr(products, "_RACES", [products.Race() for _ in range(33)])
-    x, weight, bias = operands(torch.bfloat16, inner=1024, outer=1024)
-    exact = linear(x.double(), weight.double(), bias.double()).bfloat16()
+    numbers = operands(torch.bfloat16, inner=1024, outer=1024)
+    wanted = exact(*numbers).bfloat16()
     with pass_kernels(HERE) as sent:
         for _ in range(30):
-            torch.testing.assert_close(linear(x, weight, bias), exact)
+            torch.testing.assert_close(linear(*numbers), wanted)
     assert 12 <= sent.count <= 18
-    with pass_kernels(HERE) as sent:
-        linear(x.float(), weight.float(), bias.float())
-    assert sent.count == 1
+    assert in_a_pass(linear, *(each.float() for each in numbers))[1] == 1
 
 
 class Doubled(TorchDispatchMode):
@@ -124,9 +110,8 @@ LEFT_TO_TORCH = {
 def test_what_is_not_plain_and_narrow_is_left_to_torch(name):
     arguments = LEFT_TO_TORCH[name](*operands())
     wanted = linear(*arguments)
-    with pass_kernels(HERE) as sent:
-        y = linear(*arguments)
-    assert sent.count == 0
+    y, sent = in_a_pass(linear, *arguments)
+    assert sent == 0
     assert type(y) is type(wanted)
     assert y.is_meta or torch.equal(y, wanted)
 
@@ -151,11 +136,11 @@ TRANSFORMED = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformed_and_recorded_functions_are_left_to_torch(name):
     x, weight, bias = operands()
-    wanted = TRANSFORMED[name](lambda x: linear(x, weight, bias), x)
+    arguments = lambda x: linear(x, weight, bias), x
+    wanted = TRANSFORMED[name](*arguments)
     torch.compiler.reset()
-    with pass_kernels(HERE) as sent:
-        y = TRANSFORMED[name](lambda x: linear(x, weight, bias), x)
-    assert sent.count == 0
+    y, sent = in_a_pass(TRANSFORMED[name], *arguments)
+    assert sent == 0
     assert torch.equal(y, wanted)
 
 
@@ -163,10 +148,8 @@ def test_transformed_and_recorded_functions_are_left_to_torch(name):
     "around", [BaseTorchFunctionMode, Doubled, partial(FlopCounterMode, display=False), profile]
 )
 def test_the_modes_and_profilers_of_others_miss_no_product(around):
-    x, weight, bias = operands()
-    with around() as outer, pass_kernels(HERE) as sent:
-        linear(x, weight, bias)
-    assert sent is None
+    with around() as outer:
+        assert in_a_pass(linear, *operands())[1] is None
     if isinstance(outer, FlopCounterMode):
         assert outer.get_total_flops() == 2 * 4 * INNER * OUTER
     if isinstance(outer, profile):
@@ -174,17 +157,14 @@ def test_the_modes_and_profilers_of_others_miss_no_product(around):
 
 
 def test_a_mode_within_a_layer_sees_its_product():
-    x, weight, bias = operands()
-    wanted = linear(x, weight, bias)
     with pass_kernels(HERE) as sent, Doubled():
-        assert torch.equal(linear(x, weight, bias), 2 * wanted)
-    assert sent.count == 0
+        doubled = linear(*operands())
+    assert sent.count == 0 and torch.equal(doubled, 2 * linear(*operands()))
 
 
 def test_a_default_device_is_no_mode_of_others():
-    with torch.device("cpu"), pass_kernels(HERE) as sent:
-        linear(*operands())
-    assert sent.count == 1
+    with torch.device("cpu"):
+        assert in_a_pass(linear, *operands())[1] == 1
 
 
 def test_gradients_autocast_and_quantised_layers_are_left_to_torch():
@@ -230,24 +210,19 @@ def test_hooks_run_and_may_replace_the_output():
     layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
     layer.register_forward_hook(lambda module, inputs, output: output + 1)
     wanted = layer(x)
-    with pass_kernels(HERE) as sent:
-        y = layer(x)
-    assert sent.count == 1
+    y, sent = in_a_pass(layer, x)
+    assert sent == 1
     torch.testing.assert_close(y, wanted)
 
 
 def test_one_environment_variable_turns_it_off(monkeypatch):
     monkeypatch.setenv("HF_REFSPEC_NARROW_PRODUCTS", "0")
-    with pass_kernels(HERE) as sent:
-        linear(*operands())
-    assert sent is None
+    assert in_a_pass(linear, *operands())[1] is None
 
 
 def test_until_the_kernel_is_compiled_torch_computes(monkeypatch):
     monkeypatch.setattr(narrow_product, "_compiled", None)
-    with pass_kernels(HERE) as sent:
-        linear(*operands())
-    assert sent is None
+    assert in_a_pass(linear, *operands())[1] is None
     assert narrow_product.address is None
 
 

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
 from hf_refspec import ReferenceCopy
 from hf_refspec.kernels import wide_product as wide
-from hf_refspec.kernels.pass_kernels import MAX_TOKENS, pass_kernels
+from hf_refspec.kernels.pass_kernels import MAX_TOKENS
+from tests.helpers.calls import Call
+from tests.helpers.products import exact, in_a_pass, operands
 
-CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-HERE = LlamaForCausalLM(CONFIG)
+SIZES = {"inner": 512, "outer": 512}
 
 pytestmark = [
     pytest.mark.usefixtures("compiled"),
@@ -24,40 +25,30 @@ def faster(request, monkeypatch):
     return request.param
 
 
-def operands(tokens=MAX_TOKENS + 1, inner=512, outer=512, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(tokens)
-    x = torch.randn(1, tokens, inner, generator=generator).to(dtype)
-    weight = torch.randn(outer, inner, generator=generator).to(dtype)
-    return x, weight, torch.randn(outer, generator=generator).to(dtype)
-
-
 @pytest.mark.parametrize("tokens", [33, 64, 301])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_many_tokens_are_sent_if_that_is_faster_and_differ_by_rounding_alone(
     faster, tokens, with_bias
 ):
-    x, weight, bias = operands(tokens)
-    bias = bias if with_bias else None
-    with pass_kernels(HERE) as sent:
-        y = linear(x, weight, bias)
-    assert sent.count == faster
-    exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(y, exact.float(), rtol=1e-5, atol=2e-4)
+    numbers = operands(tokens=tokens, **SIZES)[: 2 + with_bias]
+    y, sent = in_a_pass(linear, *numbers)
+    assert sent == faster
+    torch.testing.assert_close(y, exact(*numbers).float(), rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "a small weight", "a view of tokens", "switched off"])
 def test_other_products_are_left_to_torch(monkeypatch, name):
     monkeypatch.setattr(wide, "is_faster", lambda: True)
-    x, weight, bias = operands(dtype=torch.bfloat16 if name == "bfloat16" else torch.float32)
+    dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+    x, weight, bias = operands(dtype, MAX_TOKENS + 1, **SIZES)
     if name == "a small weight":
         weight, bias = weight[:64], bias[:64]
     elif name == "a view of tokens":
         x = torch.cat([x, x], dim=-1)[..., : weight.shape[1]]
     wanted = linear(x, weight, bias)
-    off = torch.backends.mkldnn.flags(enabled=name != "switched off")
-    with off, pass_kernels(HERE) as sent:
-        y = linear(x, weight, bias)
-    assert sent.count == 0 and (name == "switched off" or torch.equal(y, wanted))
+    with torch.backends.mkldnn.flags(enabled=name != "switched off"):
+        y, sent = in_a_pass(linear, x, weight, bias)
+    assert sent == 0 and (name == "switched off" or torch.equal(y, wanted))
 
 
 @pytest.mark.parametrize(("of_onednn", "faster"), [(1.0, True), (1.9, False), (3.0, False)])
@@ -90,15 +81,14 @@ def test_prompts_in_float32_take_it_once_nothing_can_refuse_their_drafts(
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(vocab_size=99, sliding_window=window, **sizes))
     model = model.to(dtype).eval()
-    prompt = torch.randint(1, 99, (1, 80))
-    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
-    options |= {"output_logits": True, "return_dict_in_generate": True}
-    plain = model.generate(prompt, **options)
-    for call in (1, 2):  # the first finds out that drafts are exact after its prompt
-        drafter = ReferenceCopy(references=[plain.sequences[0].tolist()])
-        drafted = model.generate(prompt, candidate_generator=drafter, **options)
-        takes_it = dtype == torch.float32 and window is None and call == 2
+    options = {"max_new_tokens": 9, "output_logits": True, "return_dict_in_generate": True}
+    call = Call(model, inputs={"input_ids": torch.randint(1, 99, (1, 80))}, **options)
+    for number in (1, 2):  # the first finds out that drafts are exact after its prompt
+        drafter = ReferenceCopy(references=[call.plain_ids[0].tolist()])
+        drafted = call.generate(candidate_generator=drafter)
+        takes_it = dtype == torch.float32 and window is None and number == 2
         assert bool(sent) == takes_it
-        assert torch.equal(drafted.sequences, plain.sequences)
-        torch.testing.assert_close(drafted.logits[0], plain.logits[0], rtol=1e-5, atol=1e-5)
-        assert takes_it or torch.equal(drafted.logits[0], plain.logits[0])
+        assert torch.equal(drafted.sequences, call.plain_ids)
+        own, plain = drafted.logits[0], call.plain.logits[0]
+        torch.testing.assert_close(own, plain, rtol=1e-5, atol=1e-5)
+        assert takes_it or torch.equal(own, plain)

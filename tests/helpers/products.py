@@ -1,0 +1,34 @@
+"""Products of layers, as a pass computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_refspec.kernels.pass_kernels import pass_kernels
+
+CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+HERE = LlamaForCausalLM(CONFIG)  # a model on a CPU
+
+
+def operands(dtype=torch.float32, tokens=4, inner=64, outer=50) -> tuple[torch.Tensor, ...]:
+    """Tokens `(1, tokens, inner)`, a weight `(outer, inner)` and a bias `(outer,)`."""
+    generator = torch.Generator().manual_seed(tokens)
+    shapes = (1, tokens, inner), (outer, inner), (outer,)
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+def exact(x, weight, bias=None) -> torch.Tensor:
+    return linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+def in_a_pass(product: Callable[..., Any], *operands: Any) -> tuple[Any, int | None]:
+    """What a product returns in a pass of `HERE`, and how many of its products the kernels
+    computed; `None` where they compute none in passes."""
+    with pass_kernels(HERE) as sent:
+        y = product(*operands)
+    return y, None if sent is None else sent.count
