@@ -40,9 +40,8 @@ def test_sources_without_a_draft_take_no_part():
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 5])
 def test_a_chain_is_the_best_path_of_all_sources_chains(budget):
-    blend = (
-        Fixed.chain([4, 5, 6], [0.5, 0.4, 0.3]) | Fixed.chain([4, 7, 8], [0.9, 0.8, 0.7]) | Fixed()
-    )
+    surer = Fixed.chain([4, 7, 8], [0.9, 0.8, 0.7])
+    blend = Fixed.chain([4, 5, 6], [0.5, 0.4, 0.3]) | surer | Fixed()
     with drafter_call(blend, [PROMPT], VOCAB_SIZE):
         drafted = blend.draft(budget, Call(chain=True))
     assert drafted.is_chain

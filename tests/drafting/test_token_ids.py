@@ -35,13 +35,8 @@ def test_the_name_of_a_file_that_does_not_exist_is_a_text_with_a_warning(caplog,
 @pytest.mark.parametrize(
     "references",
     [
-        "a bb ccc",
-        ["a bb ccc"],
-        [1, 2, 3],
-        [[1, 2, 3]],
-        ((1, 2, 3),),
-        torch.tensor([1, 2, 3]),
-        [np.array([1, 2, 3], np.uint16)],
+        *("a bb ccc", ["a bb ccc"], [1, 2, 3], [[1, 2, 3]], ((1, 2, 3),)),
+        *(torch.tensor([1, 2, 3]), [np.array([1, 2, 3], np.uint16)]),
         ["a bb ccc", [4, 4], torch.tensor([5, 5])],
     ],
 )

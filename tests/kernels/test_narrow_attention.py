@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec import ReferenceCopy
 from hf_refspec.kernels import narrow_product, pass_kernels
 from hf_refspec.kernels.narrow_attention import BLOCK, PIECE, narrow_attention
 from hf_refspec.verification import layouts as packed
+from tests.helpers.architectures import small
+from tests.helpers.calls import assert_lossless
 
 pytestmark = pytest.mark.skipif(
     not narrow_product.SUPPORTED or pass_kernels._parallel is None, reason="torch attends here"
@@ -42,22 +43,19 @@ def compiled(monkeypatch):
     torch.set_num_threads(threads)
 
 
+def dot(one, other):
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
 def attention(query, keys, values, mask, scale):
     """The twin: attention of the tokens of one head of one row."""
     outputs = []
     for token, sees in zip(query, mask, strict=True):
         seen = [slot for slot, is_seen in enumerate(sees) if is_seen]
-        scores = [
-            scale * sum(q * k for q, k in zip(token, keys[slot], strict=True)) for slot in seen
-        ]
+        scores = [scale * dot(token, keys[slot]) for slot in seen]
         weights = [math.exp(score - max(scores)) for score in scores]
         columns = zip(*(values[slot] for slot in seen), strict=True)
-        outputs.append(
-            [
-                sum(w * value for w, value in zip(weights, column, strict=True)) / sum(weights)
-                for column in columns
-            ]
-        )
+        outputs.append([dot(weights, column) / sum(weights) for column in columns])
     return outputs
 
 
@@ -84,20 +82,15 @@ def whole(keys):
 def test_it_is_that_of_plain_python_but_for_rounding(shape, dtype, hides):
     query, keys, values, mask = operands(shape, dtype)
     attended = attend_narrowly(query, keys, values, mask if hides else None, whole(keys), 0.3)
-    mask = mask | (not hides)
+    mask = (mask | (not hides)).tolist()
     groups = shape[1] // shape[2]
+    query, keys, values = (
+        query.tolist(),
+        *(each.repeat_interleave(groups, 1).tolist() for each in (keys, values)),
+    )
     wanted = [
-        [
-            attention(
-                query[row, head].tolist(),
-                keys[row, head // groups].tolist(),
-                values[row, head // groups].tolist(),
-                mask[row].tolist(),
-                0.3,
-            )
-            for head in range(shape[1])
-        ]
-        for row in range(shape[0])
+        [attention(*of_head, mask[row], 0.3) for of_head in zip(*of_row, strict=True)]
+        for row, of_row in enumerate(zip(query, keys, values, strict=True))
     ]
     assert attended.dtype == dtype
     torch.testing.assert_close(attended, torch.tensor(wanted).to(dtype))
@@ -223,12 +216,7 @@ def test_the_first_pass_of_a_call_shows_that_it_suits_the_model(monkeypatch):
         return attended
 
     monkeypatch.setattr(packed, "attend_narrowly", attend)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=29, hidden_size=64, num_hidden_layers=1)).eval()
-    prompt = torch.tensor([[1, 2, 3] * 4])
-    options = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
-    text = model.generate(prompt, **options)[0].tolist()
-    drafter = ReferenceCopy(references=[text])
-    model.generate(prompt, candidate_generator=drafter, max_draft_tokens=3, **options)
+    model = small("llama", head_dim=16)
+    assert_lossless(model, lambda plain: ReferenceCopy(plain.tolist()), max_draft_tokens=3)
     first = found.index(False)
     assert first >= 2 and not any(found[first:])

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from operator import mul
 
 import numpy as np
 import pytest
@@ -16,13 +17,8 @@ SIZES = [(1, 32, 6), (2, 64, 7), (3, 96, 13), (4, 32, 48), (7, 64, 97), (32, 160
 
 def product(x, weight, bias):
     """The twin: `y = x @ weight.T + bias`."""
-    return [
-        [
-            sum(value * factor for value, factor in zip(token, row, strict=True)) + constant
-            for row, constant in zip(weight, bias, strict=True)
-        ]
-        for token in x
-    ]
+    rows = [*zip(weight, bias, strict=True)]
+    return [[sum(map(mul, token, row)) + constant for row, constant in rows] for token in x]
 
 
 def stored(numbers, bfloat16):

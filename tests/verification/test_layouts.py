@@ -35,54 +35,37 @@ def rows_of(
         row.hidden = np.arange(length) < hidden if hidden and i == 0 else None
         rows.append(row)
     texts = [FixedTokens(torch.zeros((1, length + 1), dtype=torch.int64)) for length in lengths]
-    now = Pass(texts, drafts, lengths)
+    pass_ = Pass(texts, drafts, lengths)
     order = [rows.index(row) for block in blocks.values() for row in block.rows]
-    return now, rows, order
+    return pass_, rows, order
 
 
-def alone(
-    now: Pass,
-    i: int,
-    row: CachedRow,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    window: int | None,
-) -> torch.Tensor:
+def alone(pass_: Pass, i: int, row: CachedRow, query, keys, window: int | None) -> torch.Tensor:
     """Attention of the tokens of a row to its entries, and to each other by what they see."""
     [(own_keys, own_values)] = row.first(row.length)
-    length, size = row.length, now.sizes[i]
+    length, size = row.length, pass_.sizes[i]
     mask = torch.ones(size, length + size, dtype=torch.bool)
-    mask[:, length:] = torch.from_numpy(now.masks[i])
+    mask[:, length:] = torch.from_numpy(pass_.masks[i])
     if row.hidden is not None:
         mask[:, :length] &= ~torch.from_numpy(row.hidden)
     if window is not None:
-        places = torch.from_numpy(np.concatenate([np.arange(length), now.indices[i]]))
+        places = torch.from_numpy(np.concatenate([np.arange(length), pass_.indices[i]]))
         mask &= places[length:, None] - places < window
-    repeated = query.shape[1] // keys.shape[1]
+    keys_and_values = torch.cat([own_keys, keys], dim=2), torch.cat([own_values, -keys], dim=2)
     return torch.nn.functional.scaled_dot_product_attention(
-        query,
-        torch.cat([own_keys, keys], dim=2).repeat_interleave(repeated, dim=1),
-        torch.cat([own_values, -keys], dim=2).repeat_interleave(repeated, dim=1),
-        attn_mask=mask,
+        query, *keys_and_values, attn_mask=mask, enable_gqa=True
     )
 
 
-def check(
-    now: Pass,
-    rows: list[CachedRow],
-    order: list[int],
-    heads: int,
-    unused: int = 0,
-    window: int | None = None,
-) -> None:
+def check(pass_: Pass, rows: list[CachedRow], order: list[int], heads, unused, window) -> None:
     """`unused` tokens of the pass belong to no row."""
-    size = sum(now.sizes) + unused
+    size = sum(pass_.sizes) + unused
     query, keys = torch.randn(1, heads, size, 4), torch.randn(1, 2, size, 4)
-    packed, expected, begin = packed_attention(now, rows, order, window, unused), [], 0
+    packed, expected, begin = packed_attention(pass_, rows, order, window, unused), [], 0
     for i in order:
-        end = begin + now.sizes[i]
+        end = begin + pass_.sizes[i]
         part = query[:, :, begin:end], keys[:, :, begin:end]
-        expected.append(alone(now, i, rows[i], *part, window))
+        expected.append(alone(pass_, i, rows[i], *part, window))
         begin = end
     packed.write(0, keys, -keys)
     mask = AttentionProxy.of(packed, CPU).to(torch.float32)  # as models may cast it
@@ -91,8 +74,8 @@ def check(
     assert attended.shape == query.shape and not attended[:, :, begin:].any()
 
 
-def packed_attention(now, rows, order, window=None, unused=0, compares=False) -> PackedAttention:
-    return PackedAttention(now, rows, order, [window], {}, CPU, unused, compares)
+def packed_attention(pass_, rows, order, window=None, unused=0, compares=False) -> PackedAttention:
+    return PackedAttention(pass_, rows, order, [window], {}, CPU, unused, compares)
 
 
 row_lists = st.lists(
