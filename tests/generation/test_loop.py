@@ -23,7 +23,6 @@ from tests.helpers.calls import (
     Forced,
     ListStreamer,
     StopAtCall,
-    assert_same_entries,
     up_to_end,
 )
 from tests.helpers.drafters import Listening, Noise, Prophets
@@ -226,25 +225,25 @@ def test_criteria_streamers_and_the_cache_get_what_plain_decoding_gives_them(cal
     """With an end-of-text token ended rows are padded; without one they go on."""
     end_id = int(call.plain[call.rows // 2, 16]) if end else None
     options = {"eos_token_id": end_id, "pad_token_id": 0, "return_dict_in_generate": True}
-    results = []
-    for drafter in (None, call.drafter(UNEQUAL), call.drafter(1.0)):
-        asked, streamer = Asked(), ListStreamer()
-        output = call.generate(
-            **options,
-            stopping_criteria=StoppingCriteriaList([CRITERIA[criterion](call.plain), asked]),
-            streamer=streamer,
-            candidate_generator=drafter,
-            max_draft_tokens=8,
-        )
-        ids, cache = output.sequences, output.past_key_values
-        results.append((ids.tolist(), asked.seen, streamer.puts, streamer.ended))
-        assert results[-1] == results[0]
-        assert streamer.puts[1:] == ids.T[12:].tolist()
-        assert int(cache.get_seq_length()) == ids.shape[1] - 1
-        if drafter is None:
-            plain_cache = cache
-        assert_same_entries(cache, plain_cache, call.mask(ids.shape[1] - 1))
-        if drafter is not None and call.rows == 1:  # of several, a row may be ahead of the others
+
+    def own() -> dict:
+        criteria = StoppingCriteriaList([CRITERIA[criterion](call.plain), Asked()])
+        return {"stopping_criteria": criteria, "streamer": ListStreamer()}
+
+    def shown(own: dict) -> tuple:
+        streamer = own["streamer"]
+        return own["stopping_criteria"][1].seen, streamer.puts, streamer.ended
+
+    plain = own()
+    ended = Call(call.model, inputs=call.inputs, **{**call.options, **options, **plain})
+    ids = ended.plain_ids
+    assert plain["streamer"].puts[1:] == ids.T[12:].tolist()
+    assert int(ended.plain.past_key_values.get_seq_length()) == ids.shape[1] - 1
+    for accuracies in (UNEQUAL, 1.0):
+        drafter, drafted = call.drafter(accuracies), own()
+        ended.assert_lossless(drafter, drafting=drafted)
+        assert shown(drafted) == shown(plain)
+        if call.rows == 1:  # of several, a row may be ahead of the others
             assert drafter.observed == ids[0, 12:].tolist()
     if end is None:
         assert ids.shape[1] < 12 + 32

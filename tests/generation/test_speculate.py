@@ -19,7 +19,7 @@ from tests.helpers.calls import (
     new_cache,
     random_ids,
 )
-from tests.helpers.drafters import Fixed, Noise, Prophets
+from tests.helpers.drafters import Fixed, Noise
 from tests.helpers.own_forward import own_forward
 from tests.helpers.running_texts import finish
 
@@ -50,42 +50,26 @@ def drawing(input_ids, scores):
     return scores + torch.rand(scores.shape)
 
 
-def everything(call: Call, drafter=None, **options):
-    """All that a call returns and shows to its own objects."""
-    seen, streamer, criterion = Alternating(), ListStreamer(), StopAtCall(28)
-    torch.manual_seed(0)
-    output = call.generate(
-        candidate_generator=drafter,
-        streamer=streamer,
-        stopping_criteria=[criterion],
-        return_dict_in_generate=True,
-        **({"logits_processor": [seen, drawing], "output_scores": True} if call.rows == 1 else {}),
-        **({} if drafter is None else {"max_draft_tokens": 8}),
-        **options,
-    )
-    scores = None if output.scores is None else torch.cat(output.scores)
-    shown = output.sequences.tolist(), seen.seen, streamer.puts, streamer.ended
-    return (*shown, torch.random.get_rng_state().tolist()), scores, output.past_key_values
-
-
 @pytest.mark.parametrize("raises", [Broken, torch.OutOfMemoryError])
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_call_whose_probe_raises_goes_on_plainly(fresh_llama, rows, do_sample, raises, caplog):
-    call = Call(fresh_llama, rows=rows)
-    shown, scores, cache = everything(call, do_sample=do_sample)
-    drafter = Prophets(call.inputs, torch.tensor(shown[0]), 0.6)
+    (plain, drafted), processors = (ListStreamer(), ListStreamer()), (Alternating(), Alternating())
+
+    def own(number: int) -> dict:
+        options = {"streamer": (plain, drafted)[number], "stopping_criteria": [StopAtCall(28)]}
+        alone = {"logits_processor": [processors[number], drawing], "output_scores": True}
+        return options | (alone if rows == 1 else {})
+
+    options = {"do_sample": do_sample, "return_dict_in_generate": True}
+    call = Call(fresh_llama, rows, **options, **own(0))
     with broken(fresh_llama, raises=raises):
-        again, scores_again, cache_again = everything(call, drafter, do_sample=do_sample)
-    assert again == shown
-    if rows == 1:
-        torch.testing.assert_close(scores_again, scores, rtol=1e-4, atol=1e-4)
-    assert_same_entries(cache_again, cache, call.mask(len(shown[0][0]) - 1))
-    assert drafter.stats.drafted == 0 and "this kernel takes one token" in drafter.stats.reason
-    assert [r.getMessage() for r in caplog.records].count(
-        "LlamaForCausalLM decodes plainly, with the same text and no speed-up: "
-        f"{drafter.stats.reason}."
-    ) == 1
+        stats = call.assert_lossless(drafting=own(1))
+    assert (plain.puts, plain.ended) == (drafted.puts, drafted.ended)
+    assert processors[0].seen == processors[1].seen
+    assert stats.drafted == 0 and "this kernel takes one token" in stats.reason
+    plainly = "LlamaForCausalLM decodes plainly, with the same text and no speed-up"
+    assert [record.message for record in caplog.records].count(f"{plainly}: {stats.reason}.") == 1
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -70,7 +70,7 @@ class Call:
 
     def mask(self, length: int) -> torch.Tensor:
         """The attention mask of the prompts and what follows them, `(rows, length)`."""
-        mask = self.inputs["attention_mask"]
+        mask = self.inputs.get("attention_mask", torch.ones_like(self.inputs["input_ids"]))
         return torch.nn.functional.pad(mask, (0, length - mask.shape[1]), value=1)
 
     @property
@@ -114,6 +114,9 @@ class Call:
             pair = (getattr(each, name, None) or () for each in (drafted, self.plain))
             for logits in zip(*pair, strict=True):
                 torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+        if getattr(self.plain, "past_key_values", None) is not None:
+            mask = self.mask(self.plain_ids.shape[1] - 1)
+            assert_same_entries(drafted.past_key_values, self.plain.past_key_values, mask)
         return getattr(drafter, "stats", None)
 
 
