@@ -1,4 +1,5 @@
-"""Clients that nobody here wrote ask a server for calls and for objects."""
+"""Clients that nobody here wrote ask a server for calls and for objects; all but OpenAI's in
+`scripts/test --nightly`."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ class GetWeather(BaseModel):
 
 ANNA = Person(name="Anna", age=31, kind="human")
 LIMITS = {"max_tokens": 200, "temperature": 0}
+nightly = partial(pytest.param, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +91,10 @@ def langchain(url: str):
     "asked",
     [
         of_openai,
-        partial(of_langchain, method="json_schema"),
-        partial(of_langchain, method="function_calling"),
-        of_pydantic_ai,
-        of_huggingface_hub,
+        nightly(partial(of_langchain, method="json_schema")),
+        nightly(partial(of_langchain, method="function_calling")),
+        nightly(of_pydantic_ai),
+        nightly(of_huggingface_hub),
     ],
 )
 def test_clients_have_objects(url, asked):
@@ -129,8 +131,8 @@ def history_of_pydantic_ai(url: str):
     ("go_on", "expected"),
     [
         (history_of_openai, {"GetWeather"}),
-        (history_of_langchain, {"GetWeather"}),
-        (history_of_pydantic_ai, ANNA),
+        nightly(history_of_langchain, {"GetWeather"}),
+        nightly(history_of_pydantic_ai, ANNA),
     ],
 )
 def test_clients_send_answers_back(url, go_on, expected):
@@ -152,6 +154,7 @@ def test_openai_parses_streams_of_calls(url):
     assert choice.finish_reason == "tool_calls"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("streams", [False, True])
 def test_langchain_binds_tools(url, streams):
     bound = langchain(url).bind_tools([GetWeather], tool_choice="GetWeather")

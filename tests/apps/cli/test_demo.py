@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from transformers import LlamaForCausalLM
 
 from hf_refspec import ReferenceCopy
@@ -24,6 +25,7 @@ def shown(model, tokenizer, scenes, max_new_tokens, **terminal):
     return comparison.calls[DRAFTED], printed.getvalue()
 
 
+@pytest.mark.nightly
 def test_the_default_model_answers_the_same_with_drafts_in_every_scene(capsys):
     assert main(["demo", "--device", "cpu", "--max-new-tokens", "10"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

@@ -48,6 +48,7 @@ def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokeniz
     assert re.search(r"length: 3 tokens of prompt, 400 of answer, .* \d\.\d\d tokens per", error)
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folder, tmp_path):
     options = ["--model", folder, "--host", "0.0.0.0", "--max-new-tokens", 2000]
     options += ["--cache", tmp_path / "cache"]
