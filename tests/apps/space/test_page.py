@@ -1,4 +1,5 @@
-"""The page in a real browser, with the trained default model."""
+"""The page in a real browser, with the trained default model; its looks and further controls in
+`scripts/test --nightly`."""
 
 from __future__ import annotations
 
@@ -114,6 +115,7 @@ def test_the_introduction_tells_of_rounding_and_links_the_documentation(byte_lla
     assert "within the rounding of bfloat16" in promise(rounded)
 
 
+@pytest.mark.nightly
 def test_the_message_box_is_in_sight_on_a_phone(shown):
     shown.set_viewport_size({"width": 390, "height": 844})
     for preset in (None, "Edit"):
@@ -125,6 +127,7 @@ def test_the_message_box_is_in_sight_on_a_phone(shown):
             assert box["y"] >= 0 and box["y"] + box["height"] <= 844
 
 
+@pytest.mark.nightly
 def test_a_race_on_a_phone_is_in_sight_with_the_ends_of_both_columns(shown):
     shown.set_viewport_size({"width": 390, "height": 844})
     set_new_tokens(shown, 512)  # it lasts until it is stopped
@@ -148,6 +151,7 @@ def test_examples_are_offered_and_a_visitor_begins_without_a_document(shown):
     assert labels == [f"▶ {example.name}: {example.title}" for example in EXAMPLES]
 
 
+@pytest.mark.nightly
 def test_the_tree_of_any_step_can_be_looked_into(shown):
     run_preset(shown, "Edit")
     best = shown.locator(".step p").first.inner_text()
@@ -161,6 +165,7 @@ def test_the_tree_of_any_step_can_be_looked_into(shown):
     assert shown.locator("#rs-tree g.own").count() == 1
 
 
+@pytest.mark.nightly
 def test_a_preset_starts_its_race_and_a_new_chat_clears_the_conversation(shown):
     run_preset(shown, "RAG")
     rag = EXAMPLES[0]
@@ -174,6 +179,7 @@ def test_a_preset_starts_its_race_and_a_new_chat_clears_the_conversation(shown):
     assert shown.locator("#rs-tree svg").is_hidden()
 
 
+@pytest.mark.nightly
 def test_a_visitors_own_document_stays_in_a_new_chat(shown):
     shown.fill("#rs-document textarea", "The cat sat on the mat.")
     send(shown, "Repeat this sentence.")
@@ -233,6 +239,7 @@ def test_a_text_in_html_is_shown_and_never_run(shown):
     assert shown.locator("#rs-chat img, #rs-chat b b").count() == 0
 
 
+@pytest.mark.nightly
 def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, address):
     run_preset(shown, "Edit")
     picture = shown.locator("#rs-tree svg").bounding_box()
