@@ -10,6 +10,7 @@ import pytest
 from hf_refspec.kernels import narrow_product
 
 AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2"
+AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl"
 # Files and the names of their tests.
 PRODUCTS = "product", "small_integers or int8 or same_bits or rounded or infinities"
 ATTENTION = "attention", "plain_python or row_alone or hidden or overflow or finite"
@@ -20,7 +21,7 @@ ATTENTION = "attention", "plain_python or row_alone or hidden or overflow or fin
     ("cpu", "features", "tested", "passed"),
     [
         ("haswell", AVX2, [PRODUCTS, ATTENTION], 22 + 26),
-        ("skylake-avx512", f"{AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl", [PRODUCTS], 22),
+        pytest.param("skylake-avx512", AVX512, [PRODUCTS], 22, marks=pytest.mark.nightly),
     ],
 )
 def test_they_compute_the_same(tmp_path, cpu, features, tested, passed):
