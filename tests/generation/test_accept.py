@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -29,9 +28,7 @@ from tests.helpers.pass_times import time_is
 VOCAB_SIZE = 8
 #   root -> 1 -> 2 -> 3
 #        -> 4 -> 5
-TREE = DraftTree(
-    np.array([1, 4, 2, 5, 3]), np.array([-1, -1, 0, 1, 2], dtype=np.int32), np.ones(5, np.float32)
-)
+TREE = DraftTree([1, 4, 2, 5, 3], [-1, -1, 0, 1, 2], [1.0] * 5)
 NONE = DraftTree.empty()
 MODEL = small("llama")
 LIMITS = DraftLimits(verifier.Verifier(verifier.TREE, MODEL, *prepared(MODEL, PROMPT)))

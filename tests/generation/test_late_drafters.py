@@ -8,11 +8,10 @@ import torch
 
 import hf_refspec as rs
 from hf_refspec.kernels.compilation import DraftingKernels, drafting_kernels
-from tests.helpers.calls import GREEDY, ListStreamer
+from tests.helpers.calls import GREEDY, ListStreamer, assert_lossless
 from tests.helpers.own_forward import own_forward
 
 PROMPT = torch.tensor([[5, 6, 7, 8] * 4])
-OPTIONS = {"max_new_tokens": 30, **GREEDY}
 # Drafted by trees, by chains (openai-gpt's trees are refused by the probe), without a cache of
 # their own, and not at all.
 TYPES = ["llama", "gemma2", "openai-gpt", "cpmant", "mpt", "rwkv"]
@@ -37,31 +36,24 @@ def late(request, unloaded, monkeypatch):
     return request.param
 
 
-def drafted(model, prompt=PROMPT, **options):
-    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    options = {**OPTIONS, "max_draft_tokens": 6, **options}
-    ids = model.generate(prompt, candidate_generator=drafter, **options)
-    return ids.tolist(), drafter
+def drafted_as_plain(model, prompts=PROMPT):
+    """The stats of a call."""
+    return assert_lossless(model, rs.ReferenceCopy() | rs.TokenRecycling(), prompts)
 
 
 @pytest.mark.parametrize(("kind", "rows"), [*((kind, 1) for kind in TYPES), ("llama", 3)])
 def test_ids_are_those_of_plain_decoding_in_every_call(models_by_type, kind, rows, late):
     model = copy.deepcopy(models_by_type(kind))  # that no other test has probed
     prompts = torch.stack([PROMPT[0], PROMPT[0].flip(0), PROMPT[0] + 1])[:rows]
-    plain = model.generate(prompts, **OPTIONS).tolist()
-    drafts = []
-    for _ in range(3):
-        ids, drafter = drafted(model, prompts)
-        assert ids == plain
-        drafts.append(drafter.stats.drafted)
+    drafts = [drafted_as_plain(model, prompts).drafted for _ in range(3)]
     if kind == "llama":
         assert (min(drafts) > 0) == (late is not None)
 
 
 def test_a_late_beginning_drafts_what_an_early_one_does(fresh_llama, unloaded):
-    late = drafted(fresh_llama)[1].stats
+    late = drafted_as_plain(fresh_llama)
     assert drafting_kernels.compiled
-    early = drafted(fresh_llama)[1].stats
+    early = drafted_as_plain(fresh_llama)
     assert (late.drafted, late.accepted) == (early.drafted, early.accepted)
     assert late.drafted > 0
 
@@ -74,7 +66,8 @@ def test_the_first_token_waits_for_no_probe(fresh_llama):
         def put(self, value):
             passes_before.append(len(passes))
 
-    drafted(fresh_llama, streamer=Counter())
+    drafting = {"candidate_generator": rs.ReferenceCopy(), "max_draft_tokens": 6}
+    fresh_llama.generate(PROMPT, streamer=Counter(), **drafting, **GREEDY)
     assert passes_before[:2] == [0, 1]  # the prompt, the first token
     assert passes_before[2] > 2  # the probe has run
 
@@ -83,5 +76,5 @@ def test_references_of_another_vocabulary_are_refused_before_any_token(llama, la
     streamer = ListStreamer()
     drafter = rs.ReferenceCopy(references=[[5, 10_000]]) | rs.TokenRecycling()
     with pytest.raises(ValueError, match="10000"):
-        llama.generate(PROMPT, candidate_generator=drafter, streamer=streamer, **OPTIONS)
+        llama.generate(PROMPT, candidate_generator=drafter, streamer=streamer, **GREEDY)
     assert not streamer.puts

@@ -105,11 +105,7 @@ class Prophet(Drafter):
                 break
             parent = on_path
         tokens, parents = tokens[:budget], parents[:budget]
-        return DraftTree(
-            np.array(tokens, dtype=np.int64),
-            np.array(parents, dtype=np.int32),
-            np.ones(len(tokens), dtype=np.float32),
-        )
+        return DraftTree(tokens, parents, [1.0] * len(tokens))
 
     def _chain(self, budget: int) -> DraftTree:
         chain = self.target_ids[self.position : self.position + 8].copy()[:budget]
@@ -193,8 +189,4 @@ class Noise(Drafter):
     def draft(self, budget: int, call) -> DraftTree:
         tokens = self.rng.choice(self.vocab_size, min(budget, self.vocab_size), replace=False)
         parents = [int(self.rng.integers(-1, node)) for node in range(len(tokens))]
-        return DraftTree(
-            tokens.astype(np.int64),
-            np.array(parents, dtype=np.int32),
-            np.ones(len(tokens), dtype=np.float32),
-        )
+        return DraftTree(tokens, parents, [1.0] * len(tokens))

@@ -29,23 +29,18 @@ CHANGE_WEIGHTS = {
     "vera": (peft.VeraConfig, {"init_weights": False, "target_modules": ["q_proj"]}),
 }
 FOUR = {"num_virtual_tokens": 4}
+CPT = {"cpt_token_ids": [3, 4], "cpt_mask": [1, 1], "cpt_tokens_type_mask": [1, 2]}
 ADD_TOKENS = {
     "cartridge": (peft.CartridgeConfig, FOUR),
-    "cpt": (
-        peft.CPTConfig,
-        {"cpt_token_ids": [3, 4], "cpt_mask": [1, 1], "cpt_tokens_type_mask": [1, 2]},
-    ),
+    "cpt": (peft.CPTConfig, CPT),
     "p-tuning": (peft.PromptEncoderConfig, {"encoder_hidden_size": 16, **FOUR}),
     "prefix tuning": (peft.PrefixTuningConfig, FOUR),
     "prompt tuning": (peft.PromptTuningConfig, FOUR),
 }
+POLY = {"r": 4, "n_tasks": 2, "n_skills": 2, **RANDOM}
 BY_ROW = {
     "adapter_names": (["default", "__base__", "default"], *CHANGE_WEIGHTS["lora"]),
-    "task_ids": (
-        torch.tensor([0, 1, 0]),
-        peft.PolyConfig,
-        {"r": 4, "n_tasks": 2, "n_skills": 2, **RANDOM},
-    ),
+    "task_ids": (torch.tensor([0, 1, 0]), peft.PolyConfig, POLY),
 }
 # In 5.24 PEFT does not find the cache, which has a new name: these leave its passes as they are.
 DRAFTED = {"cartridge", "prefix tuning"} if CACHE_NAME == "cache" else set()

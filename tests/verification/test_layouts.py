@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 NOTHING = None
 ONE = DraftTree.empty()
 CHAIN = DraftTree.chain([1, 2])
-TREE = DraftTree(np.array([1, 2]), np.array([-1, -1], dtype=np.int32), np.ones(2, np.float32))
+TREE = DraftTree([1, 2], [-1, -1], [1.0, 1.0])
 LARGE = DraftTree.chain([*range(39)])
 
 

@@ -11,9 +11,7 @@ from hf_refspec.verification.verifier import TREE
 from tests.helpers.calls import padded_prompts
 from tests.helpers.passes import prefilled
 
-BRANCHES = DraftTree(
-    np.array([7, 8, 9]), np.array([-1, -1, 1], dtype=np.int32), np.ones(3, np.float32)
-)
+BRANCHES = DraftTree([7, 8, 9], [-1, -1, 1], [1.0] * 3)
 
 
 def text(*tokens: int) -> FixedTokens:
