@@ -31,35 +31,36 @@ def payoff(pass_seconds: float = 0.5) -> Payoff:
     return made
 
 
+DEAR_SECOND, DEARER_SECOND = (target(1.0, *[seconds] * 63) for seconds in (1.7, 1.9))
+KNOWN, UNKNOWN = np.float32([0.9]), np.float32([0.0])
+
+
 @pytest.mark.parametrize(
-    ("speed", "chance", "pays"),
+    ("pass_seconds", "speed", "known", "chances", "pays"),
     [
-        (FREE, 1.0, True),
-        (FREE, 0.5, False),  # half a chance of 0.8 tokens
-        (target(*[0.5] * 64), 1.0, False),
-        (target(*np.arange(1.0, 64.0)), 1.0, False),
-        (target(1.0), 1.0, False),  # there is no room for a node
-        (None, 0.01, True),
-        (None, 0.0, False),
+        (0.5, FREE, NONE, 1.0, True),
+        (0.5, FREE, NONE, 0.5, False),  # half a chance of 0.8 tokens
+        (0.5, target(*[0.5] * 64), NONE, 1.0, False),
+        (0.5, target(*np.arange(1.0, 64.0)), NONE, 1.0, False),
+        (0.5, target(1.0), NONE, 1.0, False),  # there is no room for a node
+        (0.5, None, NONE, 0.01, True),
+        (0.5, None, NONE, 0.0, False),
+        # Several passes may pay where one does not: a node after the second costs nothing.
+        (0.05, DEARER_SECOND, NONE, 1.0, True),
+        (0.5, DEARER_SECOND, NONE, 1.0, False),
+        (0.05, target(1.0, 1.9), NONE, 1.0, False),
+        # Nodes of others that are verified anyway make it cheaper.
+        (0.5, DEAR_SECOND, KNOWN, 0.9, True),
+        (0.5, DEAR_SECOND, UNKNOWN, 0.9, False),
+        # A pass that drafts several tokens pays where one token would not.
+        (0.9, FREE, NONE, np.ones(1), False),
+        (0.9, FREE, NONE, np.ones(3), True),
+        (0.9, FREE, NONE, np.array([1.0, 0.1, 0.0]), False),
     ],
 )
-def test_a_pass_pays_if_it_saves_more_than_it_takes(speed, chance, pays):
-    assert payoff().pays(speed, NONE, chance) == pays
-
-
-def test_several_passes_may_pay_where_one_does_not():
-    """A second node costs as much as a token saves, and those after it nothing."""
-    dear_second = target(1.0, *[1.9] * 63)
-    assert payoff(0.05).pays(dear_second, NONE, 1.0)
-    assert not payoff(0.5).pays(dear_second, NONE, 1.0)
-    assert not payoff(0.05).pays(target(1.0, 1.9), NONE, 1.0)
-
-
-def test_nodes_of_others_that_are_verified_anyway_make_it_cheaper():
-    dear_second = target(1.0, *[1.7] * 63)
-    known = np.array([0.9], dtype=np.float32)
-    assert payoff(0.5).pays(dear_second, known, 0.9)
-    assert not payoff(0.5).pays(dear_second, known * 0, 0.9)
+def test_a_pass_pays_if_it_saves_more_than_it_takes(pass_seconds, speed, known, chances, pays):
+    depth = {"depth": np.size(chances)} if np.ndim(chances) else {}
+    assert payoff(pass_seconds).pays(speed, known, chances, **depth) == pays
 
 
 def outcomes(made: Payoff, count: int, asked: int, accepted: int, emitted: int = 1) -> None:
@@ -104,12 +105,6 @@ def test_with_a_number_of_nodes_a_draft_is_as_deep_as_its_tokens_are_accepted(ac
     assert made.pays(None, NONE, 1.0, 5) and not made.pays(None, NONE, 1.0, 6)
     outcomes(made, 200, asked=1, accepted=accepted)
     assert [made.pays(None, NONE, 1.0, each) for each in (0, passes)] == [True, accepted == 1]
-
-
-def test_a_pass_that_drafts_several_tokens_pays_where_one_token_would_not():
-    assert not payoff(0.9).pays(FREE, NONE, np.ones(1), depth=1)
-    assert payoff(0.9).pays(FREE, NONE, np.ones(3), depth=3)
-    assert not payoff(0.9).pays(FREE, NONE, np.array([1.0, 0.1, 0.0]), depth=3)
 
 
 @pytest.mark.parametrize(
