@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,9 +108,8 @@ def run(folder: Path, *programs: str) -> list[str]:
     paths = filter(None, sys.path)
     environment = {"NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", PROGRAM, *programs]
-    process = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True
-    )
+    captured = {"capture_output": True, "text": True}
+    process = subprocess.run(command, env={**os.environ, **environment}, **captured)
     assert process.returncode == 0, process.stderr
     return process.stderr.split("ENDED\n")[:-1]
 
@@ -140,8 +140,9 @@ def test_compilation_begins_in_a_call_that_leaves_a_core_free_and_else_at_its_en
 
     started = []
     monkeypatch.setattr(compilation, "compile_all", lacking)
+    running = SimpleNamespace(poll=lambda: None)
     monkeypatch.setattr(
-        compilation, "_start_compilation", lambda idle: started.append(idle) or HasNotEnded()
+        compilation, "_start_compilation", lambda idle: started.append(idle) or running
     )
     monkeypatch.setattr(compilation, "usable_cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -152,11 +153,6 @@ def test_compilation_begins_in_a_call_that_leaves_a_core_free_and_else_at_its_en
     assert not waiting.ready()
     assert started == [True]
     assert not waiting.ready(in_call=True) and started == [True]
-
-
-class HasNotEnded:
-    def poll(self):
-        return None
 
 
 def test_a_call_on_all_cores_decodes_plainly_and_has_them_compiled_once_it_ends(monkeypatch):

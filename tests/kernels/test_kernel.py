@@ -76,11 +76,7 @@ def test_kernels_work_where_no_cache_folder_can_be_written(tmp_path):
     home = str(tmp_path / "home")
     environment = {**os.environ, "HOME": home, "XDG_CACHE_HOME": home}
     environment.pop("NUMBA_CACHE_DIR", None)
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    captured = {"capture_output": True, "text": True}
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, **captured)
     assert (run.stdout, run.stderr) == ("[2, 4]\n", "")

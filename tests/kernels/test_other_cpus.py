@@ -25,12 +25,8 @@ ATTENTION = "attention", "plain_python or row_alone or hidden or overflow or fin
     ],
 )
 def test_they_compute_the_same(tmp_path, cpu, features, tested, passed):
-    environment = {
-        **os.environ,
-        "NUMBA_CPU_NAME": cpu,
-        "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": str(tmp_path),
-    }
+    of_cpu = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+    environment = {**os.environ, **of_cpu, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:xdist"]
     command += [Path(__file__).with_name(f"test_narrow_{kernel}.py") for kernel, _ in tested]
     command += ["-k", " or ".join(names for _, names in tested)]
