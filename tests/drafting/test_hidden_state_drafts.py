@@ -3,14 +3,13 @@
 import logging
 import weakref
 from contextlib import nullcontext
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
 from transformers import CONFIG_MAPPING, LogitsProcessor
-from transformers.generation import CandidateGenerator
 from transformers.generation.candidate_generator import (
     DFlashTokenCandidateGenerator,
     MTPCandidateGenerator,
@@ -34,7 +33,13 @@ from tests.helpers.calls import (
     random_ids,
 )
 from tests.helpers.drafters import Prophet
-from tests.helpers.heads import MTP_TYPES, block_drafter, gemma_with_assistant, with_mtp
+from tests.helpers.heads import (
+    MTP_TYPES,
+    ReadsStates,
+    block_drafter,
+    gemma_with_assistant,
+    with_mtp,
+)
 from tests.helpers.passes import passes_of
 from tests.helpers.running_texts import finish
 
@@ -277,11 +282,9 @@ def test_processors_criteria_streamers_and_records_see_plain_decoding(with_layer
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
 
 
-class Clairvoyant(CandidateGenerator):
+class Clairvoyant(ReadsStates):
     """Drafts three tokens by the target itself."""
 
-    requires_model_outputs = True
-    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
     logits_processor = None
 
     def __init__(self, model):
@@ -321,11 +324,8 @@ def test_a_given_cache_goes_on(with_layers):
     assert_lossless(with_layers, "auto", ids, drafting=drafting, **{CACHE_NAME: plain[CACHE_NAME]})
 
 
-class Recorder(CandidateGenerator):
+class Recorder(ReadsStates):
     """Drafts nothing, and keeps what it is given."""
-
-    requires_model_outputs = True
-    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
 
     def __init__(self, seen):
         self.seen = seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from transformers import (
     MuseGlimmerAssistantModel,
     PreTrainedModel,
 )
+from transformers.generation import CandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 from tests.helpers.architectures import small, tiny_config
@@ -24,20 +26,18 @@ from tests.helpers.architectures import small, tiny_config
 MTP_TYPES = [
     model_type
     for model_type in (
-        "bailing_hybrid",
-        "deepseek_v3",
-        "glm4_moe",
-        "inkling_mm_model",
-        "inkling_text",
-        "kimi_k25",
-        "llama",
-        "mellum",
-        "sarvam_mla",
-        "sarvam_moe",
-        "step3p7",
+        *("bailing_hybrid", "deepseek_v3", "glm4_moe", "inkling_mm_model", "inkling_text"),
+        *("kimi_k25", "llama", "mellum", "sarvam_mla", "sarvam_moe", "step3p7"),
     )
     if model_type in CONFIG_MAPPING  # of the installed version
 ]
+
+
+class ReadsStates(CandidateGenerator):
+    """A generator that asks for the hidden states of each pass."""
+
+    requires_model_outputs = True
+    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
 
 
 def with_mtp(

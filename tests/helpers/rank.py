@@ -8,34 +8,26 @@ import sys
 from datetime import timedelta
 from functools import partialmethod
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
-from transformers.generation.candidate_generator import (
-    CandidateGenerator,
-    PromptLookupCandidateGenerator,
-)
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.verification.model_memo import memo_of
 from tests.helpers.architectures import WINDOW, small
 from tests.helpers.calls import GREEDY, PROMPT, StopAtCall, padded_prompts
 from tests.helpers.drafters import Prophet, Prophets
+from tests.helpers.heads import ReadsStates
 from tests.helpers.pass_times import passes_take
 
 NEW_TOKENS = 24  # of the longest texts
 
 
-class ReadsStates(CandidateGenerator):
-    """A generator that would read hidden states."""
-
-    requires_model_outputs = True
-    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
-
+class NeverAsked(ReadsStates):
     def get_candidates(self, input_ids, **kwargs):
         raise AssertionError("no states can be read")
 
@@ -194,7 +186,7 @@ class Tensor(Cases):
 
     def unread_states(self):
         """A source of hidden states, which is never asked."""
-        return self.drafted(candidate_generator=self.prophet() | ReadsStates())
+        return self.drafted(candidate_generator=self.prophet() | NeverAsked())
 
     def tables(self):
         """The contexts and best next tokens in the table of Token Recycling."""
