@@ -11,6 +11,7 @@ feature: `candidate_generator`, `knn_lm`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +29,12 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from .drafting.contract import Drafter
 from .drafting.tree import MOST_NODES
 from .foreign_code import foreign_code
 from .kernels.compilation import drafting_kernels
 from .messages import check_count
-from .text_config import attends_locally, text_config
+from .text_config import attends_locally, text_config, text_tokenizer
 from .transformers_names import (
     CACHE_NAMES,
     PREFILL_ARGUMENTS,
@@ -48,6 +50,8 @@ from .verification.caches import crosses_images, find_cache, has_static_layers
 from .verification.finding import Finding
 from .verification.model_memo import memo_of
 from .verification.ranks import Ranks
+
+logger = logging.getLogger("hf_refspec")
 
 VERIFICATIONS = ("auto", "tree", "chain", "reproducible")
 REPRODUCIBLE = VERIFICATIONS[-1]
@@ -104,9 +108,42 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
         raise RefusedCallError(text)
     generator = kwargs.get("candidate_generator")
     if generator != "auto":  # the default has no datastore
-        from .drafting.auto import check_datastores  # loaded only where something drafts
+        _check_datastores(model, generator, kwargs.get("tokenizer"))
 
-        check_datastores(generator, model, kwargs.get("tokenizer"), memo_of(model))
+
+def _check_datastores(model: PreTrainedModel, generator: Any, tokenizer: Any) -> None:
+    """Warns, once for each, of datastores that were made with another tokenizer than the call's.
+
+    If the call has none, they are compared with the one that is stored with the model on this
+    machine, unless that has the same name. No datastore is refused: the text is the same, and the
+    user may have extended the tokenizer."""
+    sources = generator.sources if isinstance(generator, Drafter) else [generator]
+    stores = [getattr(source, "store", source) for source in sources]
+    if all(store is None or isinstance(store, (Drafter, str)) for store in stores):
+        return
+    from .store.datastore import Datastore
+    from .store.files import DatastoreError
+    from .store.names import local_tokenizer
+    from .store.stored_tokenizer import public_name
+
+    memo = memo_of(model)
+    known = text_tokenizer(tokenizer)
+    known = known if getattr(known, "is_fast", False) else None
+    for store in stores:
+        if not isinstance(store, Datastore):
+            continue
+        key = ("datastore", store.config.fingerprint, known is None)
+        if key in memo:
+            continue
+        memo[key] = True
+        compared = known
+        if known is None and store.config.tokenizer != public_name(model):
+            compared = local_tokenizer(getattr(model, "name_or_path", ""))
+        try:
+            if compared is not None:
+                store.check_tokenizer(compared)
+        except DatastoreError as error:
+            logger.warning("hardly any draft of this datastore will be accepted: %s", error)
 
 
 def _of_decoder(model: PreTrainedModel, caller: str) -> Iterator[str]:
@@ -468,13 +505,15 @@ def _routes_by_token(model: PreTrainedModel) -> bool:
     return mixture and experts_implementation(config) != "batched_mm"
 
 
-def why_inexact(findings: Mapping[str, Finding], rows: int, cache: Cache | None) -> Reason:
-    """Why no verifier was found, by what the probe has found of each kind, and what to do."""
-    failures = {finding.failure for finding in findings.values()}
+def why_inexact(findings: Sequence[tuple[str, Finding]], rows: int, cache: Cache | None) -> Reason:
+    """Why no verifier was found, by the finding of each kind, and what to do.
+
+    Two kinds may have the same name."""
+    failures = {finding.failure for _, finding in findings}
     if len(failures) == 1 and (failure := failures.pop()) is not None:
         return Reason("probe", failure)
     if findings:
-        found = "; ".join(f"{name}: {finding}" for name, finding in findings.items())
+        found = "; ".join(f"{name}: {finding}" for name, finding in findings)
         return Reason(
             "probe",
             f"several tokens in one pass have other logits than one after another ({found})",
@@ -507,11 +546,11 @@ def why_refused(finding: Finding, boundary: int | None) -> Reason:
     return Reason("probe", f"drafts were found inexact at the length of the text ({finding})")
 
 
-def why_undrafted(max_nodes: int, waited: bool, offered: bool) -> Reason:
+def why_undrafted(max_draft_tokens: int | str, waited: bool, offered: bool) -> Reason:
     """The reason why a call that could have verified drafts has verified none.
 
     It may have `waited` for kernels until its end; a draft may have been `offered`."""
-    if max_nodes == 0:
+    if max_draft_tokens == 0:
         return Reason("draft", "`max_draft_tokens=0`")
     if waited:
         return Reason("draft", drafting_kernels.why_unready)

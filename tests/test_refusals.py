@@ -17,7 +17,8 @@ from transformers import (
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.refusals import check_prepared
+from hf_refspec.refusals import check_prepared, why_inexact
+from hf_refspec.verification.model_memo import Finding
 from tests.helpers.architectures import small, tiny_config
 from tests.helpers.calls import GREEDY, PROMPT, ListStreamer
 from tests.helpers.drafters import Noise, Prophet
@@ -230,3 +231,9 @@ def test_a_refused_call_leaves_drafter_and_cache_as_they_were(llama):
         PROMPT, max_new_tokens=8, past_key_values=cache, candidate_generator=drafter
     )
     assert drafted.tolist() == plain.tolist()
+
+
+def test_the_findings_of_two_kinds_of_one_name_are_both_in_the_reason():
+    findings = [("chain", Finding(False, error)) for error in (0.25, 0.5)]
+    text = why_inexact(findings, 1, None).text
+    assert "chain: logits are 2.5e-01" in text and "chain: logits are 5.0e-01" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -12,15 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..messages import did_you_mean
-from ..text_config import text_tokenizer
 from .candidates import CandidateChain
 from .contract import Drafter
 from .hidden_state_drafts import HiddenStateDrafts
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
 from .token_recycling import TokenRecycling
-
-logger = logging.getLogger("hf_refspec")
 
 # How the drafters that users name are constructed, for messages.
 _CONSTRUCTORS = {
@@ -82,38 +78,3 @@ def _shown_with_remedy(value: Any) -> str:
         named = f": pass `{_CONSTRUCTORS[close[0]]}`, not its name" if close else ""
         remedy = named or did_you_mean(value, ["auto"]) or remedy
     return f"{value!r}{remedy}" if is_name else f"of the type {type(value).__name__}{remedy}"
-
-
-def check_datastores(
-    generator: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
-) -> None:
-    """Warns, once for each, of datastores in a `candidate_generator` that were made with another
-    tokenizer than the call's; if the call has none, than the one that is stored with the model on
-    this machine, unless that has the same name. The model's `memo` keeps what was compared. No
-    datastore is refused: the text is the same, and the user may have extended the tokenizer."""
-    sources = generator.sources if isinstance(generator, Drafter) else [generator]
-    stores = [getattr(source, "store", source) for source in sources]
-    if all(store is None or isinstance(store, (Drafter, str)) for store in stores):
-        return
-    from ..store.datastore import Datastore
-    from ..store.files import DatastoreError
-    from ..store.names import local_tokenizer
-    from ..store.stored_tokenizer import public_name
-
-    known = text_tokenizer(tokenizer)
-    known = known if getattr(known, "is_fast", False) else None
-    for store in stores:
-        if not isinstance(store, Datastore):
-            continue
-        key = ("datastore", store.config.fingerprint, known is None)
-        if key in memo:
-            continue
-        memo[key] = True
-        compared = known
-        if known is None and store.config.tokenizer != public_name(model):
-            compared = local_tokenizer(getattr(model, "name_or_path", ""))
-        try:
-            if compared is not None:
-                store.check_tokenizer(compared)
-        except DatastoreError as error:
-            logger.warning("hardly any draft of this datastore will be accepted: %s", error)

@@ -107,7 +107,7 @@ def select_verifier(
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
     `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
     `probes_later` the tree of a model that takes the usual steps is probed before the first draft,
-    by [`~generation.plan.DraftLimits`]. `stats` count the passes of probes.
+    by [`~generation.plan.Exactness`]. `stats` count the passes of probes.
 
     Raises:
         RefusedCallError: If there is none and the call has `named` the requested one; other calls
@@ -119,7 +119,7 @@ def select_verifier(
         if named:
             raise RefusedCallError(f"`verification={requested!r}` is impossible: {reason.text}.")
         return Choice(None, reason)
-    findings: dict[Kind, Finding] = {}
+    findings: list[tuple[str, Finding]] = []  # by the names of kinds
     for kind in _candidates(requested, rows, find_cache(model_kwargs)):
         if not kind.supports(model, model_kwargs):
             continue
@@ -148,9 +148,8 @@ def select_verifier(
             # the prefill be compiled.
             rounds = not kind.widths and not boundaries(text_config(model))
             return Choice(Verifier(kind, model, generation_config, model_kwargs, rounds))
-        findings[kind] = finding
-    by_name = {kind.name: finding for kind, finding in findings.items()}
-    reason = why_inexact(by_name, rows, find_cache(model_kwargs))
+        findings.append((kind.name, finding))
+    reason = why_inexact(findings, rows, find_cache(model_kwargs))
     if named:
         several = f" with {rows} rows" if rows > 1 else ""
         raise RefusedCallError(
