@@ -240,7 +240,7 @@ class TokenRecycling(LookUp):
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
         table.keep_for_pickles()
         corpus = {"corpus": corpus_name or source.name, "license": license or source.license}
-        drafter._origin = _Origin(public_name(model), tokenizer, corpus)
+        drafter._use(table, _Origin(public_name(model), tokenizer, corpus))
         return drafter
 
     @classmethod

@@ -131,11 +131,11 @@ class TerminalChat:
             ids.extend(tokens)
             stream.put(tokens, owners)
 
-        self.drafter.listener = put
         options = {**self.options, "max_new_tokens": max_new_tokens}
         note = ""
         try:
-            output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
+            with self.drafter.heard_by(put):
+                output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
             ids = output[0, inputs["input_ids"].shape[1] :].tolist()
             if len(ids) == max_new_tokens:
                 note = f"stopped after {counted(max_new_tokens, 'token')}"

@@ -84,9 +84,8 @@ def show(
         inputs = prompts.chat_inputs(tokenizer, messages).to(comparison.model.device)
         console.print(Text(f"> {without_controls(question)}", "bold"))
         stream = AnswerStream(console, tokenizer)
-        drafter.listener = stream.put
-        drafted = comparison.call(DRAFTED, inputs)
-        drafter.listener = None
+        with drafter.heard_by(stream.put):
+            drafted = comparison.call(DRAFTED, inputs)
         stream.end()
         with waiting("the same without drafts"):
             plain = comparison.call(UNDRAFTED, inputs)

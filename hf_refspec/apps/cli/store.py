@@ -42,13 +42,14 @@ def build(args: Namespace) -> None:
     documents = args.source[0] if len(args.source) == 1 else args.source
     if args.dataset is not None:
         documents = _load_dataset(args)
-    if args.tokenizer is None:
+    tokenizer = args.tokenizer
+    if tokenizer is None:
         from ...smollm2 import default_model  # loads torch
 
-        args.tokenizer = default_model()
+        tokenizer = default_model()
     store = Datastore.build(
         documents,
-        named_tokenizer(args.tokenizer),
+        named_tokenizer(tokenizer),
         args.out,
         column=args.column,
         pattern=args.pattern,

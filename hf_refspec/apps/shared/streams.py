@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
 from rich.console import Console
@@ -83,19 +84,28 @@ class Terminal(Console):
 
 
 class LiveDrafts(Blend):
-    """Calls its `listener` in each step with the source that first drafted each accepted token."""
+    """Tells a listener in each step the source that first drafted each accepted token."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
-        self.listener: Listener | None = None
+        self._listener: Listener | None = None
         self.verified = DraftTree.empty()  # the tree of the last step
+
+    @contextmanager
+    def heard_by(self, listener: Listener) -> Iterator[None]:
+        """Around a call: the listener receives its tokens."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
 
     def observe(self, observation: Observation) -> None:
         self.verified = observation.verified
         super().observe(observation)
-        if self.listener is not None:
+        if self._listener is not None:
             tokens = observation.tokens.tolist()
-            self.listener(tokens, self.stats.owners[-len(tokens) :])
+            self._listener(tokens, self.stats.owners[-len(tokens) :])
 
 
 class AnswerStream:

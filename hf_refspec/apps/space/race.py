@@ -58,8 +58,8 @@ class Race:
         decode = partial(model.generate, **options)
 
         def decode_drafted() -> None:
-            drafter.listener = self._record
-            decode(custom_generate=speculate, candidate_generator=drafter)
+            with drafter.heard_by(self._record):
+                decode(custom_generate=speculate, candidate_generator=drafter)
 
         self.plain = Lane(tokenizer, lambda: decode(streamer=self.plain))
         self.drafted = Lane(tokenizer, decode_drafted)
@@ -76,7 +76,6 @@ class Race:
         finally:
             for lane in lanes:
                 lane.stop()
-            self.drafter.listener = None
 
     @property
     def completed(self) -> bool:

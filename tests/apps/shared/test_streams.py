@@ -62,14 +62,14 @@ def test_each_token_is_told_once_with_the_source_that_counts_it(byte_llama):
     heard: list[tuple[int, int | None]] = []
     reference = byte_llama.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=40, do_sample=False)
     drafter = LiveDrafts([ReferenceCopy(), ReferenceCopy(reference[0], include_prompt=False)])
-    drafter.listener = lambda tokens, owners: heard.extend(zip(tokens, owners, strict=True))
-    output = byte_llama.generate(
-        torch.tensor([[5, 6, 7]]),
-        max_new_tokens=40,
-        do_sample=False,
-        candidate_generator=drafter,
-        max_draft_tokens=8,
-    )
+    with drafter.heard_by(lambda *heard_now: heard.extend(zip(*heard_now, strict=True))):
+        output = byte_llama.generate(
+            torch.tensor([[5, 6, 7]]),
+            max_new_tokens=40,
+            do_sample=False,
+            candidate_generator=drafter,
+            max_draft_tokens=8,
+        )
     assert [token for token, _ in heard] == output[0, 3:].tolist() == reference[0, 3:].tolist()
     owners = [owner for _, owner in heard]
     firsts = [source.first for source in drafter.stats.sources]
@@ -96,8 +96,8 @@ def test_each_token_has_the_source_of_its_place():
     """The first source drafts what follows the second's token."""
     heard = []
     drafter = LiveDrafts([After(1, 5), After(0, 4, costly=True)])
-    drafter.listener = lambda tokens, owners: heard.append((tokens, owners))
-    with drafter_call(drafter, [np.array([1, 2, 3])], 10):
+    hears = drafter.heard_by(lambda *heard_now: heard.append(heard_now))
+    with hears, drafter_call(drafter, [np.array([1, 2, 3])], 10):
         drafter.draft(8, Call())
         drafter.observe(Observation(np.array([4, 5, 6])))
     assert heard == [([4, 5, 6], [1, 0, None])]
