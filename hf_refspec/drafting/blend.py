@@ -115,12 +115,8 @@ class Blend(Drafter):
         return merged(estimates, budget)
 
     def observe(self, observation: Observation) -> None:
-        self._record(observation.tokens)
-        for drafter in self._sources:
-            drafter.observe(observation)
-
-    def _record(self, tokens: np.ndarray) -> None:
-        """Counts which emitted tokens each source had drafted, and corrects its estimates."""
+        tokens = observation.tokens
+        # Which of them each source had drafted.
         owners: list[int | None] = [None] * len(tokens)
         for i, source in enumerate(self.stats.sources):
             foreseen: set[int] = set()
@@ -139,6 +135,8 @@ class Blend(Drafter):
                 owners[place] = i
         self.stats.add(owners=owners)
         self._drafts = []
+        for drafter in self._sources:
+            drafter.observe(observation)
 
     def end(self) -> None:
         for drafter in self._sources:

@@ -40,9 +40,7 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
     """The argmax at every node of logits `(R, 1 + T, vocab_size)`, and the k best next tokens with
     their probabilities (none if k is 0). The host synchronises with a GPU once."""
     k = min(k, logits.shape[-1])
-    plain = k == 0 and logits.shape[1] == 1  # a step without a draft waits for no kernel
-    on_host = logits.device.type == "cpu" and not plain
-    return _on_host(logits, k) if on_host else _by_torch(logits, k)
+    return _on_host(logits, k) if logits.device.type == "cpu" else _by_torch(logits, k)
 
 
 def _on_host(logits: torch.Tensor, k: int) -> TopTokens:

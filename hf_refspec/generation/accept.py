@@ -40,12 +40,12 @@ class Taken:
         path (`list[int]`, *optional*): The accepted nodes of its draft, from the root on; `None` if
             the row took no part in the pass.
         tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: the path and one more.
-        drafted (`int`): The number of nodes that were verified.
+        verified (`int`): The number of nodes of its draft that the pass verified.
     """
 
     path: list[int] | None
     tokens: np.ndarray
-    drafted: int
+    verified: int
 
 
 @dataclass(frozen=True)
@@ -63,32 +63,22 @@ class Accepted:
     seconds: float
     top: TopTokens | None
 
-    @property
-    def paths(self) -> list[list[int] | None]:
-        return [taken.path for taken in self.rows]
 
-
+@dataclass
 class _Walk:
-    """A row that walks down its draft tree.
+    """A row that walks down its draft tree."""
 
-    Attributes:
-        places (`range`): The indices of its logits in the pass: after the row, and after each node.
-        place (`int`): The index of the logits that choose its next token.
-        path (`list[int]`): The nodes that it has accepted.
-    """
+    row: Row
+    tree: DraftTree
+    children: dict[tuple[int, int], int]  # of the tree
+    places: range  # the indices of its logits in the pass: after the row, and after each node
+    place: int  # the index of the logits that choose its next token
+    path: list[int]  # the nodes that it has accepted
 
-    def __init__(self, row: Row, tree: DraftTree, root: int) -> None:
-        self.row = row
-        self.tree = tree
-        self.places = range(root, root + 1 + len(tree))
-        self.place = root
-        self.path: list[int] = []
-        self._children = tree.children()
-
-    def goes_on(self, token: int, is_same_model: Callable[[], bool] | None) -> bool:
+    def emit(self, token: int, is_same_model: Callable[[], bool] | None) -> bool:
         """Emits a token; True if it is a node of the draft, the row has not ended, and the model is
         still the one that has verified what follows."""
-        node = self._children.get((self.path[-1] if self.path else ROOT, token))
+        node = self.children.get((self.path[-1] if self.path else ROOT, token))
         ends = self.row.append(token)
         changed = is_same_model is not None and not is_same_model()
         if changed or ends or node is None:
@@ -113,13 +103,15 @@ def accept(
     tokens on any device but a CPU. Otherwise the host waits once per accepted depth.
     """
     logits = result.logits  # (N, vocab_size)
-    is_same_model = limits.watch(rows)
+    is_same_model = limits.exactness.watch() if any(row.calls_others for row in rows) else None
     k = max(row.drafter.observed_top_k for row in rows)
     # No token waits for kernels.
     is_ready = drafting_kernels.compiled
     top = top_tokens(logits[None], k) if k > 0 and is_ready else None
     walks = [
-        None if tree is None else _Walk(row, tree, root)
+        None
+        if tree is None
+        else _Walk(row, tree, tree.children(), range(root, root + 1 + len(tree)), root, path=[])
         for row, tree, root in zip(rows, drafts, result.roots, strict=True)
     ]
     walking = [walk for walk in walks if walk is not None]
@@ -127,7 +119,7 @@ def accept(
     while walking:
         tokens = _choose(walking, logits, known)
         chosen = zip(walking, tokens, strict=True)
-        walking = [walk for walk, token in chosen if walk.goes_on(token, is_same_model)]
+        walking = [walk for walk, token in chosen if walk.emit(token, is_same_model)]
     taken = [
         Taken(None, row.tail(0), 0)
         if walk is None
@@ -152,15 +144,16 @@ def _agreed(rows: Sequence[Row], taken: list[Taken], ranks: Ranks) -> list[Taken
 
 
 def _known_tokens(
-    walks: Sequence[_Walk], logits: torch.Tensor, choices: np.ndarray | None
+    walks: Sequence[_Walk], logits: torch.Tensor, choices: np.ndarray | torch.Tensor | None
 ) -> dict[int, int]:
     """The tokens that no processor is asked about, by place in the logits; `choices` is `(N,)`."""
     greedy = [walk for walk in walks if walk.row.takes_argmax]
     known: dict[int, int] = {}
     if greedy:  # all nodes in one copy
         if choices is None:
-            drafted = any(len(walk.tree) for walk in walks)
-            choices = top_tokens(logits[None] if drafted else logits[:, None], 0).choices.ravel()
+            # A step without a draft waits for no kernel.
+            has_drafts = any(len(walk.tree) for walk in walks)
+            choices = top_tokens(logits[None], 0).choices[0] if has_drafts else logits.argmax(-1)
         tokens = choices.tolist()
         known = {place: tokens[place] for walk in greedy for place in walk.places}
     if logits.device.type != "cpu":  # there each depth would wait for the device

@@ -1,4 +1,4 @@
-"""What pays: the budget of `max_draft_tokens="auto"`, which `plan.py` asks for the sizes of a step.
+"""The budget of a call: a number of nodes, or for `max_draft_tokens="auto"` the nodes that pay.
 
 [`AutoBudget`] keeps the best nodes of all rows together, up to the number that yields the most
 expected tokens per second. A pass over packed rows costs as much as their tokens; where rows run
@@ -16,17 +16,18 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..drafting.contract import Drafter, Speed
+from ..drafting.contract import Drafter
 from ..drafting.tree import MOST_NODES, DraftTree
 from ..kernels.pass_kernels import narrow_dtype, why_inactive
 from ..verification.model_memo import memo_of_state
 from ..verification.verifier import Verifier
-from .plan import Budget, Drafts, Plan, Step
+from .row import Row
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +113,14 @@ class PassCosts:
         """Counts a pass after texts of up to `length` tokens; a `plain` one had no draft."""
         steps = self._steps[_length_class(length)]
         taken = math.log(max(seconds, 1e-9))
-        cost = self._log_cost(tokens)
+        cost = float(np.interp(tokens, TOKENS, self._log_costs))
         if steps:
             relative = taken - median_low(steps)
             if self.knows(tokens):
                 self._surprises.append(relative - cost)
             if tokens > 1:
                 expected = float(np.interp(tokens, TOKENS, self._expected))
-                self._excess[_size(tokens)].append(relative - expected)
+                self._excess[bisect_right(TOKENS, tokens) - 1].append(relative - expected)
         if plain:
             steps.append(taken - cost)
         self.passes += 1
@@ -140,9 +141,10 @@ class PassCosts:
 
     def knows(self, tokens: int) -> bool:
         """True if passes over this number of tokens, or a little fewer, are well known."""
-        return tokens == 1 or len(self._excess[_size(tokens)]) >= COSTS.known_passes
+        size = bisect_right(TOKENS, tokens) - 1
+        return tokens == 1 or len(self._excess[size]) >= COSTS.known_passes
 
-    def seconds(self, tokens: np.ndarray, length: int) -> np.ndarray:
+    def seconds(self, tokens: np.ndarray | int, length: int) -> np.ndarray:
         """The cost of a pass over each of these numbers of tokens, float64; 0 if nothing is known.
 
         Costs that are not measured are assumed to be low, within reason. `length` is the
@@ -154,12 +156,12 @@ class PassCosts:
 
     def dearest(self, tokens: np.ndarray) -> np.ndarray:
         """The most that passes may cost, within reason, as multiples of the first, float64."""
-        first = math.exp(self._log_cost(int(tokens[0])))
+        first = math.exp(np.interp(tokens[0], TOKENS, self._log_costs))
         return np.interp(tokens, TOKENS, self._high_costs) / first
 
     def cheapest(self, tokens: int) -> int:
         """This number of tokens, or a larger measured one if that is cheaper."""
-        least = self._log_cost(tokens) - COSTS.padding_gain
+        least = float(np.interp(tokens, TOKENS, self._log_costs)) - COSTS.padding_gain
         for i in range(bisect_right(TOKENS, tokens), len(TOKENS)):
             if self.knows(TOKENS[i]) and self._log_costs[i] < least:
                 tokens = TOKENS[i]
@@ -175,14 +177,6 @@ class PassCosts:
         errors = COSTS.error * np.sqrt(distances)
         self._low_costs = np.exp(self._log_costs - errors)
         self._high_costs = np.exp(self._log_costs + errors)
-
-    def _log_cost(self, tokens: int) -> float:
-        return float(np.interp(tokens, TOKENS, self._log_costs))
-
-
-def _size(tokens: int) -> int:
-    """The index of the last of `TOKENS` up to this number."""
-    return bisect_right(TOKENS, tokens) - 1
 
 
 def _length_class(length: int) -> int:
@@ -244,8 +238,21 @@ class BudgetConstants:
 BUDGET = BudgetConstants()
 
 
-class AutoBudget(Budget):
-    """The draft nodes that yield the most expected tokens per second, if any. Passes are logged."""
+class BatchShape(NamedTuple):
+    """The numbers that the cost of a pass depends on, besides its drafts."""
+
+    rows: int
+    active: int  # rows that take part in the pass
+    length: int  # tokens of the longest text that takes part
+
+
+class AutoBudget:
+    """The draft nodes that yield the most expected tokens per second, if any. Passes are logged.
+
+    Attributes:
+        max_nodes (`int`): The most nodes that a row ever drafts.
+        costs ([`PassCosts`]): The measured costs of passes.
+    """
 
     def __init__(
         self,
@@ -254,8 +261,8 @@ class AutoBudget(Budget):
         packs: bool = False,  # true if rows may verify different numbers of nodes
         waits: bool = False,  # true if one call waits for all rows, above all for the last
     ) -> None:
-        super().__init__((widths or PASS_TOKENS)[-1] - 1)
-        self._costs = costs
+        self.max_nodes = (widths or PASS_TOKENS)[-1] - 1
+        self.costs = costs
         self._widths = widths
         self._packs = packs
         self._waits = waits
@@ -264,129 +271,124 @@ class AutoBudget(Budget):
         self._drafting_seconds = 0.0  # the last draft's
         self._spared = 0.0  # seconds that drafting may have taken since then
 
-    def nodes(self, step: Step) -> int:
+    def nodes(self, shape: BatchShape) -> int:
         """The most nodes that each row should draft. Returns 0 while a plain step is measured or
         drafting is not affordable, and mostly 0 while drafts do not pay."""
         paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
         drafts = (
             not paused
-            and self._affordable * self._plain_seconds(step) >= self._drafting_seconds
-            and not self._costs.wants_plain_step(step.length)
+            and self._affordable * self._plain_seconds(shape) >= self._drafting_seconds
+            and not self.costs.wants_plain_step(shape.length)
         )
         return self.max_nodes if drafts else 0
 
-    def speed(self, step: Step) -> Speed:
-        """See [`Call`]; of a row, if all rows draft alike."""
+    def speed(self, shape: BatchShape, probs: np.ndarray, drafting_seconds: float) -> float:
+        """The `speed` of a [`Call`] for nodes with these estimates, float32 `(n,)`, if all rows
+        draft alike."""
+        best = np.sort(probs)[::-1][: self.max_nodes]
+        together = np.cumsum([0.0, *np.repeat(best, shape.active)])
+        gains = together if self._packs else shape.active * np.cumsum([0.0, *best])
+        _, speed = self._best_count(shape, gains, shape.active * drafting_seconds)
+        return speed
 
-        def expected(probs: np.ndarray, drafting_seconds: float) -> float:
-            best = np.sort(probs)[::-1][: self.max_nodes]
-            together = _sums(np.repeat(best, step.active))
-            gains = together if self._packs else step.active * _sums(best)
-            _, speed = self._best_count(step, gains, step.active * drafting_seconds)
-            return speed
-
-        return expected
-
-    def width(self, tokens: int) -> int:
-        """See [`PassCosts.cheapest`]."""
-        return self._costs.cheapest(tokens)
-
-    def trim(self, plan: Plan, drafts: Drafts) -> list[DraftTree | None]:
+    def trim(
+        self,
+        rows: Sequence[Row],
+        drafts: Sequence[DraftTree | None],
+        shape: BatchShape,
+        drafting_seconds: float,
+    ) -> list[DraftTree | None]:
         """The nodes that pay: the best of all drafts together, or the same number of each."""
-        kept = drafts.drafted
+        kept = [*drafts]
         if any(kept):
-            gains = self._gains(plan, kept)
+            gains = self._gains(rows, kept, shape)
             all_gains = np.concatenate(gains)
-            ranks = _ranks(all_gains) if self._packs else np.concatenate([*map(_ranks, gains)])
-            count, _ = self._best_count(plan.step, _sums(np.bincount(ranks, weights=all_gains)))
+            compared = [all_gains] if self._packs else gains
+            # Each node's rank from 0; parents come before equally probable children.
+            orders = [np.argsort(-each, kind="stable") for each in compared]
+            ranks = np.concatenate([np.argsort(order) for order in orders])
+            by_rank = np.bincount(ranks, weights=all_gains)
+            count, _ = self._best_count(shape, np.cumsum([0.0, *by_rank]))
             masks = np.split(ranks < count, np.cumsum([*map(len, gains)])[:-1])
             kept = [
                 draft if draft is None or mask.all() else draft.part(mask)
                 for draft, mask in zip(kept, masks, strict=True)
             ]
-        if plan.nodes > 0:
-            dearest = BUDGET.dearest_draft * self._plain_seconds(plan.step)
-            self._unpaid = 0 if any(kept) else self._unpaid + 1
-            self._drafting_seconds = min(drafts.seconds, dearest)
-            self._spared = 0.0
+        dearest = BUDGET.dearest_draft * self._plain_seconds(shape)
+        self._unpaid = 0 if any(kept) else self._unpaid + 1
+        self._drafting_seconds = min(drafting_seconds, dearest)
+        self._spared = 0.0
         return kept
 
     def record(
         self,
-        plan: Plan,
-        drafts: Drafts,
-        emitted: Sequence[np.ndarray],
+        shape: BatchShape,
         pass_tokens: int,
         seconds: float,
+        new_tokens: int,
+        *,
+        asked: bool,
+        verified: bool,
     ) -> None:
-        for row, drafted, tokens in zip(plan.rows, drafts.drafted, emitted, strict=True):
-            if drafted:
-                row.drafter.calibration.record(drafted, tokens)
-        step = plan.step
-        new_tokens = sum(map(len, emitted))
+        """Learns from a pass over `pass_tokens` tokens, padding included, which took these seconds
+        and yielded `new_tokens` in all rows; whether any drafter was asked for it, and whether it
+        `verified` a draft."""
         logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, new_tokens)
-        plain = self._plain_seconds(step)
-        self._costs.record(pass_tokens, seconds, step.length, plain=not any(drafts.trees))
-        gained = BUDGET.loss * seconds - (self._drafting_seconds if plan.nodes > 0 else 0.0)
-        if any(drafts.trees):
+        plain = self._plain_seconds(shape)
+        self.costs.record(pass_tokens, seconds, shape.length, plain=not verified)
+        gained = BUDGET.loss * seconds - (self._drafting_seconds if asked else 0.0)
+        if verified:
             # A pass that was disturbed is not the draft's fault.
-            usual = self._seconds(pass_tokens, step.length)
+            usual = float(self.costs.seconds(pass_tokens, shape.length))
             most = BUDGET.disturbed * usual
-            disturbed = seconds > most and self._costs.knows(pass_tokens)
+            disturbed = seconds > most and self.costs.knows(pass_tokens)
             booked = usual if disturbed else min(seconds, most)
-            gained += new_tokens / step.active * plain - booked
+            gained += new_tokens / shape.active * plain - booked
         if plain > 0:
             affordable = self._affordable + gained / plain
             self._affordable = min(affordable, BUDGET.most_affordable)
-            self._costs.allow(max(self._affordable, BUDGET.least_advance))
+            self.costs.allow(max(self._affordable, BUDGET.least_advance))
         self._spared += BUDGET.drafting_fraction * seconds
 
     def _best_count(
-        self, step: Step, gains: np.ndarray, drafting_seconds: float = 0.0
+        self, shape: BatchShape, gains: np.ndarray, drafting_seconds: float = 0.0
     ) -> tuple[int, float]:
         """The best number of nodes to verify, of all rows together if they are packed, else of
         each; and the tokens per second that it is expected to yield.
 
         Args:
-            step: Its rows and their texts.
+            shape: The rows and their texts.
             gains: The tokens that the best 0, 1, 2, ... nodes are expected to gain, `(1 + n,)`.
             drafting_seconds: The time that drafting adds to the pass, whatever its nodes.
         """
-        counts, tokens = self._passes(step, len(gains) - 1)
-        seconds = self._costs.seconds(tokens, step.length) + drafting_seconds
-        speed = (step.active + gains[counts]) / seconds
+        # The passes to choose from: no node, all, and numbers between whose cost is estimated.
+        most = len(gains) - 1
+        widths = np.array(self._widths or PASS_TOKENS)
+        known = np.array(TOKENS) - shape.active if self._packs else widths - 1
+        counts = np.unique([0, *known[(known > 0) & (known < most)], most])
+        tokens = shape.active + counts if self._packs else shape.rows * (1 + counts)  # of all rows
+        if self._widths and not self._packs:
+            at = np.minimum(np.searchsorted(widths, 1 + counts), len(widths) - 1)
+            tokens = shape.rows * widths[at]
+        seconds = self.costs.seconds(tokens, shape.length) + drafting_seconds
+        speed = (shape.active + gains[counts]) / seconds
         speed[0] *= BUDGET.margin
         stakes = np.full(len(counts) - 1, BUDGET.stake)
         stakes[:1] = 1.0
-        lost = self._costs.dearest(tokens)[1:] - 1
+        lost = self.costs.dearest(tokens)[1:] - 1
         speed[1:][lost > stakes * self._affordable] = 0.0  # not affordable
         best = int(speed.argmax())
         return int(counts[best]), float(speed[best])
 
-    def _passes(self, step: Step, max_count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The passes to choose from: their numbers of nodes (0, `max_count`, and between them
-        numbers whose cost is estimated) and their numbers of tokens, of all rows together."""
-        widths = np.array(self._widths or PASS_TOKENS)
-        known = np.array(TOKENS) - step.active if self._packs else widths - 1
-        counts = np.unique([0, *known[(known > 0) & (known < max_count)], max_count])
-        if self._packs:
-            return counts, step.active + counts
-        width = 1 + counts
-        if self._widths:
-            width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
-        return counts, step.rows * width
-
-    def _plain_seconds(self, step: Step) -> float:
+    def _plain_seconds(self, shape: BatchShape) -> float:
         """The likely cost of a plain step."""
         width = self._widths[0] if self._widths else 1
-        tokens = step.active if self._packs else step.rows * width
-        return self._seconds(tokens, step.length)
+        tokens = shape.active if self._packs else shape.rows * width
+        return float(self.costs.seconds(tokens, shape.length))
 
-    def _seconds(self, tokens: int, length: int) -> float:
-        """The likely cost of a pass over this number of tokens, see [`PassCosts`]."""
-        return float(self._costs.seconds(np.array(tokens), length))
-
-    def _gains(self, plan: Plan, drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
+    def _gains(
+        self, rows: Sequence[Row], drafts: Sequence[DraftTree | None], shape: BatchShape
+    ) -> list[np.ndarray]:
         """The expected gain of each node of each draft, in tokens of a row; none of a row that
         takes no part.
 
@@ -395,23 +397,27 @@ class AutoBudget(Budget):
         little is likely to be the last."""
         estimates = [
             np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
-            for row, draft in zip(plan.rows, drafts, strict=True)
+            for row, draft in zip(rows, drafts, strict=True)
         ]
         takes_part = np.array([draft is not None for draft in drafts])
-        count = plan.step.active
+        count = shape.active
         worth = takes_part.astype(float)
         if self._waits and count > 1:
-            lengths = np.array([len(row) for row in plan.rows])
+            lengths = np.array([len(row) for row in rows])
             ahead = lengths + BUDGET.horizon * np.array([probs.sum() for probs in estimates])
             lags = np.minimum(ahead[takes_part].min() - ahead, 0)
             last = takes_part * np.exp(lags / BUDGET.lead)
             fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
             if self._packs:
-                length = plan.step.length
-                fixed = min(self._seconds(1, length) / self._seconds(count, length), 1.0)
+                of_one, of_all = self.costs.seconds(np.array([1, count]), shape.length)
+                fixed = min(float(of_one / of_all), 1.0)
             worth *= (1 - fixed) + fixed * count * last / last.sum()
             worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [weight * probs for weight, probs in zip(worth, estimates, strict=True)]
+
+
+# The number of nodes that a row drafts at most, all of which are verified; or the ones that pay.
+Budget: TypeAlias = int | AutoBudget
 
 
 def make_budget(
@@ -420,22 +426,10 @@ def make_budget(
     """The budget that a call asks for, whose passes this verifier runs; whether one call `waits`
     for all rows. `"auto"` does not cut the drafts of a drafter that sets its own length."""
     if not isinstance(max_draft_tokens, str):
-        return Budget(max_draft_tokens)
+        return max_draft_tokens
     if drafter.decides_length:
-        return Budget(MOST_NODES)
+        return MOST_NODES
     kind = verifier.kind
     entries = verifier.entries
     costs = pass_costs(verifier.model, f"{kind.name}, {entries.variant}")
     return AutoBudget(costs, widths=kind.widths, packs=entries.packs, waits=waits)
-
-
-def _ranks(gains: np.ndarray) -> np.ndarray:
-    """The rank of each node by its gain, from 0; parents come before equally probable children."""
-    ranks = np.empty(len(gains), dtype=np.int64)
-    ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))
-    return ranks
-
-
-def _sums(gains: np.ndarray) -> np.ndarray:
-    """The gain of the first 0, 1, 2, ... of these, float64."""
-    return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))

@@ -4,7 +4,7 @@ the target model, and emits the tokens that the target has chosen: the accepted 
     plan    sizes: the nodes and the depth of each row's draft             plan.py
     draft   a tree for each row, by its drafter                            plan.py, drafting/
     trim    the nodes that pay, none where the model turns out not to      plan.py, budget.py
-            verify them exactly; and the width of the pass
+            verify them exactly; and whether padding pays
     forward the logits after each row and each node                        verification/verifier.py
     accept  tokens by the target's own logits, processors, criteria and    accept.py, row.py
             random numbers, in the order of plain decoding
@@ -27,7 +27,8 @@ from ..drafting.tree import DraftTree
 from ..verification.passes import FixedTokens, PassResult
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .plan import Budget, DraftLimits, Drafts, Plan, draft, plan_step
+from .budget import AutoBudget, Budget
+from .plan import DraftLimits, Drafts, Plan, draft, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
 
@@ -47,19 +48,29 @@ class Loop:
         plan = plan_step(rows, self.budget, self.limits, longest)
         drafts = draft(rows, plan)
         drafts = plan.trim(drafts)
-        result = self.verifier.forward([row.seen for row in rows], drafts.trees, drafts.width)
+        texts = [row.seen for row in rows]
+        result = self.verifier.forward(texts, drafts.trees, drafts.least_tokens)
         taken = accept(rows, drafts.trees, result, self.limits)
-        self.verifier.keep(taken.paths)
+        self.verifier.keep([row.path for row in taken.rows])
         self.learn(plan, drafts, result, taken)
         return taken
 
     def learn(self, plan: Plan, drafts: Drafts, result: PassResult, taken: Accepted) -> None:
         """Teaches the budget the cost of a pass, and the drafters the target's expectations."""
         began = perf_counter()
-        self.offered = self.offered or any(drafts.drafted)
-        if result.is_step:
-            emitted = [of_row.tokens for of_row in taken.rows]
-            self.budget.record(plan, drafts, emitted, result.pass_tokens, taken.seconds)
+        self.offered = self.offered or any(drafts.offered)
+        if isinstance(self.budget, AutoBudget) and result.is_step:
+            for row, tree, of_row in zip(plan.rows, drafts.offered, taken.rows, strict=True):
+                if tree:
+                    row.drafter.calibration.record(tree, of_row.tokens)
+            self.budget.record(
+                plan.shape,
+                result.pass_tokens,
+                taken.seconds,
+                sum(len(of_row.tokens) for of_row in taken.rows),
+                asked=plan.nodes > 0,
+                verified=any(drafts.trees),
+            )
         self._observe(plan.rows, drafts.trees, result, taken)
         self.stats.add(
             drafting_seconds=drafts.seconds,
@@ -84,12 +95,15 @@ class Loop:
             longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
                 # A row that needs no more tokens, now or when others have become longer, leaves.
-                ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
+                ended = [
+                    row.stopped_at is not None and (pads or len(row) == row.max_length)
+                    for row in rows
+                ]
                 kept = [i for i, has_ended in enumerate(ended) if not has_ended]
                 if 0 < len(kept) < len(rows):
                     self.verifier.select(kept)
                 rows = [rows[i] for i in kept]
-            if all(row.finished and len(row) >= longest for row in rows):
+            if all(row.stopped_at is not None and len(row) >= longest for row in rows):
                 return
             self.step(rows, longest)
 
@@ -100,7 +114,7 @@ class Loop:
         trees: list[DraftTree | None] = [DraftTree.empty()] * len(rows)
         result = self.verifier.forward([row.seen for row in rows], trees)
         taken = accept(rows, trees, result, self.limits)
-        self.verifier.keep(taken.paths)
+        self.verifier.keep([row.path for row in taken.rows])
         self._observe(rows, trees, result, taken)
         self.stats.add(prefill_seconds=perf_counter() - began)
 
@@ -125,14 +139,17 @@ class Loop:
         for row, tree, root, of_row in zip(rows, drafts, result.roots, taken.rows, strict=True):
             if tree is not None and of_row.path is not None:
                 places = slice(root, root + 1 + len(tree))
+                states = None
+                if result.hidden_states is not None:
+                    states = self.verifier.states(row.seen, result, tree, of_row.path)
                 observation = Observation(
                     of_row.tokens,
                     tree,
                     result.logits[places],
                     top_tokens=None if top is None else top.tokens[0, places],
                     top_probs=None if top is None else top.probs[0, places],
-                    states=self.verifier.states(row.seen, result, tree, of_row.path),
+                    states=states,
                 )
                 row.drafter.observe(observation)
-                counts.append((of_row.drafted, len(of_row.path)))
+                counts.append((of_row.verified, len(of_row.path)))
         self.stats.record_rows(counts)

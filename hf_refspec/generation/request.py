@@ -208,7 +208,7 @@ class BatchCriteria:
 
     def _reached(self, rows: Sequence[Row]) -> int:
         """The length that the call would have reached with its rows decoded in step."""
-        lengths = [len(row) for row in rows if not (row.finished and self.pads)]
+        lengths = [len(row) for row in rows if row.stopped_at is None or not self.pads]
         return min([*lengths, longest_row(rows)])
 
 

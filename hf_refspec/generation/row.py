@@ -182,11 +182,6 @@ class Row:
         self.stopped_at = min(length, self.stopped_at or length)
 
     @property
-    def finished(self) -> bool:
-        """True if a stopping criterion has ended it."""
-        return self.stopped_at is not None
-
-    @property
     def ids(self) -> torch.Tensor:
         """Prompt and output, `(1, length)`, on the prompt's device."""
         if (missing := len(self) - self._ids.shape[1]) > 0:
@@ -251,7 +246,7 @@ class Row:
         if self._other_criteria:  # always asked: they may keep state
             stopped = bool(self._other_criteria(self.ids, self.scores).all()) or stopped
         if stopped:
-            self.stop(len(self))
+            self.stopped_at = self.stopped_at or len(self)
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token], device="cpu"))
         return stopped

@@ -163,7 +163,7 @@ class RunningBatch:
             if self._packed_loop is not None and self._packed:
                 accepted = self._packed_loop.step([text.row for text in self._packed])
                 for text, taken in zip(self._packed, accepted.rows, strict=True):
-                    text.stats.record_rows([(taken.drafted, len(taken.path or ()))])
+                    text.stats.record_rows([(taken.verified, len(taken.path or ()))])
             for text in self._alone:
                 text.step()
             ended = [text for text in self._decoded if text.complete]

@@ -177,7 +177,7 @@ class RunningText:
     @property
     def complete(self) -> bool:
         """True if one of its stopping criteria ended it."""
-        return self.row.finished
+        return self.row.stopped_at is not None
 
     @property
     def unread(self) -> int:

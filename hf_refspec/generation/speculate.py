@@ -227,14 +227,14 @@ def _decode(
     remember_outputs(stats, drafters, outputs, request.tokenizer)
     if not stats.drafted:
         late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
-        reason = loop.limits.refused or why_undrafted(
-            loop.budget.max_nodes, waited=all(late), offered=loop.offered
+        reason = limits.exactness.refused or why_undrafted(
+            max_draft_tokens, waited=all(late), offered=loop.offered
         )
         stats.explain(verifier.kind.name, reason.text)
         if reason.kind == "probe":
             _log_plain(request, reason)
-    elif loop.limits.refused is not None:
-        stats.explain(verifier.kind.name, loop.limits.refused.text)
+    elif limits.exactness.refused is not None:
+        stats.explain(verifier.kind.name, limits.exactness.refused.text)
     if not returns_dict:
         return ids
     return decoder_output(ids, verifier.entries.cache, rows[0].scores, rows[0].logits)

@@ -72,7 +72,7 @@ class TokenBuffer:
         if vocabulary > len(self._latest):
             self._latest = _resized(self._latest, max(vocabulary, 2 * len(self._latest)))
         self._length = length
-        link_tokens(self.tokens, start, self._previous, self._latest)
+        link_tokens(self._tokens[:length], start, self._previous, self._latest)
 
     def add_text(self, tokens: np.ndarray) -> None:
         """Appends `tokens` (n,) and a boundary."""
@@ -87,7 +87,7 @@ class TokenBuffer:
 class JoinedTexts:
     """A [`LinkedText`] of several texts, each in a row that ends with a boundary.
 
-    If a text outgrows its `room`, or there is no row for a new text, all are laid out anew with
+    If a text outgrows its `room`, or there is no row for a new text, all texts move to an array of
     twice the room or rows: amortised constant time per token."""
 
     def __init__(self, room: int = 256) -> None:

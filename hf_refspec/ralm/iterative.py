@@ -324,7 +324,7 @@ class IterativeText(RowText):
             self._loop = Loop(verifier, budget, context.limits, drafter.stats)
         # The costs that it has learned stay.
         loop = replace(self._loop, verifier=verifier, limits=context.limits)
-        while not row.finished and len(row) < end:
+        while row.stopped_at is None and len(row) < end:
             if verifier.cached:
                 loop.step([row])
             else:

@@ -184,7 +184,7 @@ class RowText(Text):
     @property
     def finished(self) -> bool:
         """True if the last step has ended the text."""
-        return self.row.finished
+        return self.row.stopped_at is not None
 
     def commit(self, steps: Sequence[Any]) -> None:
         """Streams verified steps."""

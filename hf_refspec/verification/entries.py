@@ -84,7 +84,7 @@ class Entries:
         """Prepares for drafts."""
 
     def replace(self, cache: Cache) -> None:
-        """Takes over the cache that a model has begun in the middle of a text."""
+        """Takes over the cache that a model has begun, as some do in the middle of a text."""
         self.cache = cache
 
     def before(self, pass_: Pass) -> None:
@@ -287,9 +287,13 @@ class InPlaceLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._reached = self._entries.current
+        entries = self._entries
+        states: Sequence[torch.Tensor] = (key_states, value_states)
+        kept = entries.rows[0].block.layers[self._index]
+        if any(new.dtype != old.dtype for new, old in zip(states, kept, strict=True)):
+            states = entries.widened(self._index, states)
+        self._reached = entries.current
         assert self._reached is not None
-        states = self._entries.in_one_type(self._index, (key_states, value_states))
         return self._reached.write(self._index, *states)
 
     def get_seq_length(self) -> int:
@@ -299,7 +303,7 @@ class InPlaceLayer(DynamicLayer):
         return self._entries.longest
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        start = self._entries.first_slot(self._window)
+        start = min(row.first_slot(self._window) for row in self._entries.rows)
         return self._entries.longest + query_length - start, start
 
 
@@ -345,10 +349,6 @@ class InPlaceEntries(Entries):
     def longest(self) -> int:
         """The length of the longest row."""
         return max((row.length for row in self.rows), default=0)
-
-    def first_slot(self, window: int | None) -> int:
-        """The first slot that the next token of some row sees."""
-        return min(row.first_slot(window) for row in self.rows)
 
     def sees_all(self, pass_: Pass) -> bool:
         """True if a pass is the next tokens of equally long rows, without drafts, each of which
@@ -400,13 +400,10 @@ class InPlaceEntries(Entries):
                 self._add(row, row.first(row.length), room)
                 before.remove(at)
 
-    def in_one_type(self, layer: int, states: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def widened(self, layer: int, states: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """New keys and values in the wider of their type and the cache's, which takes it on, as
         `torch.cat` does: a call under autocast may go on from the cache of another."""
-        kept = self.rows[0].block.layers[layer]
-        if all(new.dtype == old.dtype for new, old in zip(states, kept, strict=True)):
-            return states
-        both = zip(states, kept, strict=True)
+        both = zip(states, self.rows[0].block.layers[layer], strict=True)
         types = [torch.promote_types(new.dtype, old.dtype) for new, old in both]
         for block in self._blocks.values():
             if block.rows:
@@ -464,11 +461,6 @@ class InPlaceEntries(Entries):
         for row in self.rows:
             room_of_row = longest + room - row.length
             self._add(row, row.first(row.length), room_of_row, capacity=len(self.rows))
-
-    def packed_order(self) -> list[int]:
-        """The rows in the order of a packed pass: block by block."""
-        places = {id(row): i for i, row in enumerate(self.rows)}
-        return [places[id(row)] for block in self._blocks.values() for row in block.rows]
 
     def cached_row(self, index: int, cached: int) -> KeysAndValues:
         """The first keys and values of a row in each layer, `(1, heads, cached, head_dim)`; none

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
+from ..kernels.pass_kernels import pass_kernels
 from ..transformers_names import cache_name, next_kwargs
 from .caches import crop_layers, find_cache, restore, snapshot
 from .entries import Entries
-from .passes import Inputs, Pass, PassResult, Prefill, hidden_states_of, prepared, run_model
+from .passes import Inputs, Pass, PassResult, Prefill, hidden_states_of, prepared
 
 
 def causal_pass(
@@ -33,7 +34,8 @@ def causal_pass(
     model_inputs = inputs.of_pass(input_ids, pass_.size)
     if "logits_to_keep" in model_inputs:
         model_inputs["logits_to_keep"] = 1 + len(draft)
-    outputs = run_model(model, model_inputs)
+    with pass_kernels(model):
+        outputs = model(**model_inputs, return_dict=True)
     cache = find_cache(outputs)
     if cache is not None and cache is not entries.cache:
         # Some models begin a new one where the text outgrows their rotary embedding (Phi-3).

@@ -35,14 +35,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..kernels.pass_kernels import LEAST_SLOTS, attend_narrowly
+from ..kernels.pass_kernels import LEAST_SLOTS, attend_narrowly, pass_kernels
 from .entries import CachedRow, InPlaceEntries, block_size
 from .passes import (
     MaskedInputs,
     Pass,
     PassResult,
     hidden_states_of,
-    run_model,
     uploaded,
 )
 
@@ -63,7 +62,7 @@ def tree_pass(
     3.3): [`packed`] where the model can be, else [`side_by_side`]. One row without a draft takes
     the very step of plain decoding, unless padding makes a pass cheaper."""
     is_plain = len(pass_.rows) == 1 and entries.sees_all(pass_)
-    if entries.packs and not (is_plain and pass_.width in (None, pass_.size)):
+    if entries.packs and not (is_plain and pass_.least_tokens <= pass_.size):
         try:
             return packed(model, pass_, entries, inputs)
         except UnpackableError:
@@ -75,10 +74,11 @@ def packed(
     model: PreTrainedModel, pass_: Pass, entries: InPlaceEntries, inputs: MaskedInputs
 ) -> PassResult:
     """One pass over all rows; padding of the pass follows the last of them."""
-    order = entries.packed_order()
+    rows = entries.rows
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].block.slots_per_row, rows[i].at))
     sizes = [pass_.sizes[i] for i in order]
     count = sum(sizes)
-    pass_tokens = max(pass_.width or 0, count)
+    pass_tokens = max(pass_.least_tokens, count)
     unused = pass_tokens - count
     roots = [0] * len(order)
     for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
@@ -94,7 +94,7 @@ def packed(
     arrays = {"tokens": tokens[None], "positions": inputs.positions(indices[None], of_row)}
     windows = entries.window_of_layer
     attention = PackedAttention(
-        pass_, entries.rows, order, windows, arrays, inputs.device, unused, not entries.compared
+        pass_, rows, order, windows, arrays, inputs.device, unused, not entries.compared
     )
     entries.write_by(attention)
     skipped = max(min(roots), 0)  # pending tokens before all roots
@@ -104,7 +104,8 @@ def packed(
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
-    outputs = run_model(model, model_inputs)
+    with pass_kernels(model):
+        outputs = model(**model_inputs, return_dict=True)
     attention.check()
     return PassResult(
         logits=outputs.logits[0, skipped - pass_tokens :][: count - skipped],
@@ -294,27 +295,40 @@ class PackedAttention:
         least = 0 if self.compares else LEAST_SLOTS
         attended = attend_narrowly(query, keys, values, mask, group.ends[window], scale, least)
         if attended is None:
-            bias = self._bias(number, window, heads // keys.shape[1], query)
-            attended = _attend_by_torch(query, keys, values, bias, scale)
+            attended = self._attend_by_torch(number, window, query, keys, values, scale)
         attended = attended.transpose(0, 1).reshape(1, heads, size, -1)
         if not is_filled:
             return attended
         return attended.index_select(2, self.tensors[number, "own"].to(query.device))
 
-    def _bias(
-        self, number: int, window: int | None, groups: int, query: torch.Tensor
-    ) -> torch.Tensor | None:
-        """The mask of a group as torch adds it to the scores, `(rows, 1, groups * S, slots)`: the
-        queries of heads that share keys follow one another. Layers may differ in window,
-        heads, device and type."""
-        if (number, window) not in self.tensors:
-            return None
-        key = number, window, groups, query.device, query.dtype
-        if key not in self._biases:
-            mask = self.tensors[number, window].to(query.device)
-            hidden = ~mask.repeat(1, groups, 1)[:, None]
-            self._biases[key] = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        return self._biases[key]
+    def _attend_by_torch(
+        self,
+        number: int,
+        window: int | None,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attention of a group's queries `(rows, heads, S, head_dim)` to keys and values of fewer
+        heads, which are not repeated: the queries that share a head follow one another. Torch's
+        kernel on CPUs then takes a fifth of the time in bfloat16, and no more in float32."""
+        rows, heads, size, head_dim = query.shape
+        groups = heads // keys.shape[1]
+        bias = None
+        if (mask := self.tensors.get((number, window))) is not None:
+            # As torch adds it to the scores, (rows, 1, groups * S, slots). Layers may differ in
+            # window, heads, device and type.
+            key = number, window, groups, query.device, query.dtype
+            if key not in self._biases:
+                hidden = ~mask.to(query.device).repeat(1, groups, 1)[:, None]
+                self._biases[key] = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            bias = self._biases[key]
+        grouped = query.reshape(rows, keys.shape[1], -1, head_dim)
+        attended = nn.functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=bias, scale=scale
+        )
+        return attended.reshape(rows, heads, size, values.shape[-1])
 
 
 class AttentionProxy(torch.Tensor):
@@ -364,24 +378,6 @@ def _attending_together(
     return [[i] for i in active]
 
 
-def _attend_by_torch(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor:
-    """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, which
-    are not repeated: the queries that share a head follow one another. Torch's kernel on CPUs
-    then takes a fifth of the time in bfloat16, and no more in float32."""
-    rows, heads, size, head_dim = query.shape
-    grouped = query.reshape(rows, keys.shape[1], -1, head_dim)
-    attended = nn.functional.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=bias, scale=scale
-    )
-    return attended.reshape(rows, heads, size, values.shape[-1])
-
-
 def side_by_side(
     model: PreTrainedModel, pass_: Pass, entries: InPlaceEntries, inputs: MaskedInputs
 ) -> PassResult:
@@ -394,17 +390,22 @@ def side_by_side(
     lengths = np.array([row.length for row in rows])
     if (lengths != lengths[0]).any():
         arrays["slots"] = lengths[:, None] + np.arange(size)
+    firsts = {
+        window: min(row.first_slot(window) for row in rows)
+        for window in {*inputs.windows, *entries.window_of_layer}
+    }
     sees_all = entries.sees_all(pass_)
     for window in () if sees_all else inputs.windows:
-        slots = slice(entries.first_slot(window), end)
+        slots = slice(firsts[window], end)
         masks = [row.mask(pass_, i, size, slots, window) for i, row in enumerate(rows)]
         arrays[window] = np.stack(masks)
     tensors = uploaded(arrays, inputs.device)
-    entries.write_by(_RowsSideBySide(entries, tensors.get("slots"), end))
+    entries.write_by(_RowsSideBySide(entries, tensors.get("slots"), firsts, end))
     kept = size - pass_.skipped
     mask = None if sees_all else inputs.as_models_take(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
-    outputs = run_model(model, model_inputs)
+    with pass_kernels(model):
+        outputs = model(**model_inputs, return_dict=True)
     return PassResult(
         logits=outputs.logits[:, -kept:].flatten(0, 1),
         roots=pass_.roots(kept),
@@ -417,10 +418,11 @@ def side_by_side(
 @dataclass
 class _RowsSideBySide:
     """A pass that writes each row's tokens after it, into `slots` `(R, S)` where rows differ in
-    length."""
+    length. A layer sees the slots from its window's first on."""
 
     entries: InPlaceEntries
     slots: torch.Tensor | None
+    firsts: Mapping[int | None, int]
     end: int
     compares: bool = False
 
@@ -430,7 +432,7 @@ class _RowsSideBySide:
         """Writes keys and values `(R, heads, S, head_dim)`; returns all that attention sees."""
         entries = self.entries
         count, _, size, _ = keys.shape
-        attended = slice(entries.first_slot(entries.window_of_layer[layer]), self.end)
+        attended = slice(self.firsts[entries.window_of_layer[layer]], self.end)
         cached = entries.rows[0].block.layers[layer]
         for tensor, new in zip(cached, (keys, values), strict=True):
             if self.slots is None:

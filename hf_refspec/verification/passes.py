@@ -67,7 +67,7 @@ class Pass:
         drafts (`Sequence[DraftTree | None]`): A draft for each; `None` for a row that takes no part
             in the pass, whose last token must not run: the model may have no position for it.
         cached (`list[int]`): The number of tokens of each row that the cache holds.
-        width (`int`, *optional*): The tokens to which a pass of packed rows is padded.
+        least_tokens (`int`): The tokens to which a pass of packed rows is padded, if it has fewer.
 
     Attributes:
         ends (`list[int]`): The number of tokens of each row that have run after the pass.
@@ -86,13 +86,13 @@ class Pass:
         rows: Sequence[TokenSequence],
         drafts: Sequence[DraftTree | None],
         cached: list[int],
-        width: int | None = None,
+        least_tokens: int = 0,
     ) -> None:
         self.rows = rows
         self.ends: list[int] = []
         self.drafts: list[DraftTree] = []
         self.cached = cached
-        self.width = width
+        self.least_tokens = least_tokens
         self.pending: list[int] = []
         self.sizes: list[int] = []
         self.tokens: list[np.ndarray] = []
@@ -236,13 +236,20 @@ class Inputs:
 
 
 class MaskedInputs(Inputs):
-    """The arguments of passes over any number of rows, whose mask and positions are explicit."""
+    """The arguments of passes over any number of rows, whose mask and positions are explicit.
+
+    Attributes:
+        device (`torch.device`): The device of a pass's tokens.
+        windows (`list`): The different windows of the layers, `None` for all tokens: a pass side by
+            side has a mask for each.
+    """
 
     def __init__(self, prefill: Prefill) -> None:
         super().__init__(prefill)
         model_kwargs = prefill.model_kwargs
         self.device = model_kwargs["position_ids"].device
         self._windows = attention_windows(text_config(self.model)) or {}
+        self.windows: list[int | None] = list(dict.fromkeys(self._windows.values()))
         # Token types of output, (R, 1): the last one, "no image" where there are images.
         self._token_types = {
             name: model_kwargs[name][:, -1:]
@@ -274,11 +281,6 @@ class MaskedInputs(Inputs):
         if of_row is None:
             return self._first[..., None] + indices
         return self._first[..., None, of_row] + indices
-
-    @property
-    def windows(self) -> list[int | None]:
-        """The different windows of the layers: a pass side by side has a mask for each."""
-        return list(dict.fromkeys(self._windows.values()))
 
     def as_models_take(self, masks: Mapping[int | None, torch.Tensor]) -> Any:
         """The mask of each of the [`windows`], bool `(R, S, slots)`, in the form that models take:
@@ -348,12 +350,6 @@ def run_prompts(
     model's own calls unless it `rounds` otherwise."""
     with pass_kernels(model, is_prefill=True) if rounds else nullcontext():
         return prefill(model, input_ids, generation_config, model_kwargs)
-
-
-def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> Any:
-    """The outputs of a forward pass, with logits `(R, S, vocab_size)`."""
-    with pass_kernels(model):
-        return model(**model_inputs, return_dict=True)
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:

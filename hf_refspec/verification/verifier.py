@@ -156,7 +156,7 @@ class Verifier:
         self,
         rows: Sequence[TokenSequence],
         drafts: Sequence[DraftTree | None],
-        width: int | None = None,
+        least_tokens: int = 0,
     ) -> PassResult:
         """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
         The first pass, the prefill, has no drafts; later ones have its rows, without what
@@ -169,7 +169,7 @@ class Verifier:
             self._begin_again(rows[0])
         if not self.cached:
             return replace(self._prefill(rows), began=began)
-        pass_ = Pass(rows, drafts, self.cached, width)
+        pass_ = Pass(rows, drafts, self.cached, least_tokens)
         self.entries.before(pass_)
         try:
             result = self.kind.layout(self.model, pass_, self.entries, self.inputs)
@@ -189,10 +189,11 @@ class Verifier:
     def states(
         self, row: TokenSequence, result: PassResult, draft: DraftTree, path: Sequence[int]
     ) -> States | None:
-        """The hidden states that a pass over a single row returned of the tokens that are kept."""
-        if result.hidden_states is None or len(self.cached) > 1:
+        """The hidden states that a pass returned of the tokens that are kept; `None` for several
+        rows."""
+        if len(self.cached) > 1:
             return None
-        assert self.inputs is not None
+        assert self.inputs is not None and result.hidden_states is not None
         length = len(row) - 1  # the last token has not run
         states = States(result.hidden_states, self.inputs.last_position(0, length))
         pending = len(states) - len(draft)
@@ -292,7 +293,7 @@ class Verifier:
         cache = find_cache(outputs)
         if cache is not None and cache is not self.entries.cache:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
-            self.entries.cache = cache
+            self.entries.replace(cache)
         prompts = of_row.tolist()
         self._begin(Prefill(self.model, self.model_kwargs, outputs, length, prompts))
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'

@@ -81,15 +81,15 @@ def test_a_row_takes_the_path_that_the_target_chooses_and_one_token_more(chosen,
 def test_a_text_ends_inside_its_draft_and_the_last_token_is_not_of_the_path():
     row = row_of(end=2)
     assert of_one(row, 1, 2, 5, 3, 0, 7) == ([0], [1, 2])
-    assert row.finished
+    assert row.stopped_at == 5
 
 
 def test_a_row_without_a_draft_takes_no_part():
     rows = [row_of() for _ in range(3)]
     taken = accepted(rows, [NONE, None, TREE], choices_of(6, 4, 2, 5, 3, 6, 7))
-    assert taken.paths == [[], None, [1, 3]]
+    assert [each.path for each in taken.rows] == [[], None, [1, 3]]
     assert [each.tokens.tolist() for each in taken.rows] == [[6], [], [4, 5, 6]]
-    assert [each.drafted for each in taken.rows] == [0, 0, 5]
+    assert [each.verified for each in taken.rows] == [0, 0, 5]
     assert [row.output for row in rows] == [[6], [], [4, 5, 6]]
 
 

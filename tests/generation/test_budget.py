@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,21 +17,32 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import Calibration
 from hf_refspec.drafting.candidates import CandidateChain
+from hf_refspec.drafting.stats import DraftStats
+from hf_refspec.generation.accept import Accepted, Taken
 from hf_refspec.generation.budget import (
     PASS_TOKENS,
     TOKENS,
     AutoBudget,
+    BatchShape,
+    Budget,
     PassCosts,
     make_budget,
     pass_costs,
 )
-from hf_refspec.generation.plan import Budget, Drafts, Plan, Step
+from hf_refspec.generation.loop import Loop
+from hf_refspec.generation.plan import Drafts, Plan
 from hf_refspec.generation.row import Row
+from hf_refspec.verification.passes import PassResult
+from hf_refspec.verification.ranks import Ranks
 from tests.helpers.drafters import Fixed
 from tests.helpers.pass_times import MadeUp
 from tests.helpers.trees import draft_trees
 
 MOST_NODES = PASS_TOKENS[-1] - 1
+# Of one process, whose verifier has been probed.
+VERIFIER = SimpleNamespace(entries=SimpleNamespace(packs=False))
+EXACT = SimpleNamespace(is_probed=True, refused=None, probe=lambda length: True)
+UNLIMITED = SimpleNamespace(verifier=VERIFIER, exactness=EXACT, ranks=Ranks())
 
 
 def row_of(drafter: Drafter, length: int = 10) -> Row:
@@ -44,22 +57,28 @@ def planned(budget: Budget, rows: list[Row], takes_part: list[bool] | None = Non
     """The plan of a step of these rows, which nothing else limits."""
     takes_part = [True] * len(rows) if takes_part is None else takes_part
     longest = max(len(row) for row, takes in zip(rows, takes_part, strict=True) if takes)
-    step = Step(len(rows), sum(takes_part), longest)
+    shape = BatchShape(len(rows), sum(takes_part), longest)
     depths = [1024 if takes else None for takes in takes_part]
-    return Plan(rows, budget, None, step, budget.nodes(step), depths)
+    nodes = budget.nodes(shape) if isinstance(budget, AutoBudget) else budget
+    return Plan(rows, budget, UNLIMITED, shape, nodes, depths)
 
 
 def record(plan: Plan, drafts: Drafts, *tokens: Iterable[int], seconds: float = 1.0) -> None:
     """As if the target had chosen these tokens for each row, a path of the draft and one more, in a
     pass that took these seconds."""
-    emitted = [np.array([*chosen], dtype=np.int64) for chosen in tokens]
+    taken = [
+        Taken(None if tree is None else [], np.array([*chosen], dtype=np.int64), 0)
+        for tree, chosen in zip(drafts.trees, tokens, strict=True)
+    ]
     pass_tokens = sum(1 + len(tree) for tree in drafts.trees if tree is not None)
-    plan.budget.record(plan, drafts, emitted, pass_tokens, seconds)
+    result = PassResult(torch.empty(0), [0] * len(taken), pass_tokens, is_step=True)
+    loop = Loop(VERIFIER, plan.budget, UNLIMITED, DraftStats())
+    loop.learn(plan, drafts, result, Accepted(taken, seconds, None))
 
 
 def kept_nodes(budget: Budget, rows: list[Row], drafts: list[DraftTree]) -> list[int]:
     """How many nodes of each row's draft are verified."""
-    return [*map(len, budget.trim(planned(budget, rows), Drafts(drafts, drafts, 0.0)))]
+    return [*map(len, planned(budget, rows).trim(Drafts(drafts, drafts, 0.0)).trees)]
 
 
 def rich(formula, **options) -> AutoBudget:
@@ -83,7 +102,7 @@ class OneRow:
 
     def verified(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
         self.drafted = draft
-        [kept] = self.budget.trim(self.plan, Drafts([draft], [draft], drafting_seconds))
+        [kept] = self.plan.trim(Drafts([draft], [draft], drafting_seconds)).trees
         return kept
 
     def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
@@ -91,7 +110,7 @@ class OneRow:
         return self.verified(draft, drafting_seconds)
 
     def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        record(self.plan, Drafts([kept], [self.drafted], 0.0), tokens, seconds=seconds)
+        record(self.plan, Drafts([self.drafted], [kept], 0.0), tokens, seconds=seconds)
 
 
 def budget_at(formula) -> OneRow:
@@ -280,7 +299,7 @@ def test_each_row_learns_from_its_own_text():
     for _ in range(20):
         plan = planned(budget, [row_of(each) for each in drafters], [True, True, False])
         drafts = Drafts([tree, tree, None], [tree, tree, None], 0.0)
-        budget.trim(plan, drafts)
+        plan.trim(drafts)
         record(plan, drafts, [4], [9], [])
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
     [never_drafted] = Fixed().calibration.calibrated(tree).probs
@@ -297,11 +316,9 @@ def test_a_given_number_of_nodes_never_changes():
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
             plan, drafts = planned(budget, [row_of(drafter)]), Drafts([tree], [tree], 1.0)
-            assert type(budget) is Budget and budget.speed(plan.step) is None
-            [kept] = budget.trim(plan, drafts)
+            [kept] = plan.trim(drafts).trees
             assert kept is tree
-            record(plan, drafts, [1])
-            assert plan.nodes == budget.nodes(plan.step) == nodes
+            assert plan.nodes == budget == nodes
 
 
 # --- what drafting may cost
@@ -312,7 +329,7 @@ def test_a_given_number_of_nodes_never_changes():
 def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
     """A pass over more than two tokens a row takes twice as long as one over two."""
     budget = rich(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0), packs=packs)
-    speed = budget.speed(Step(rows, rows, 10))
+    speed = partial(budget.speed, BatchShape(rows, rows, 10))
     none = np.empty(0, dtype=np.float32)
     assert speed(none, 0.0) == pytest.approx(1.05)
     assert speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from hf_refspec.generation.budget import AutoBudget
+from hf_refspec.generation.budget import PassCosts
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.transformers_names import CACHE_NAME
 from tests.helpers.architectures import small
@@ -110,7 +110,7 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
 
 @schedules({"llama": 3, "falcon": 3, "qwen3_moe": 3})
 def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seeds, monkeypatch):
-    monkeypatch.setattr(AutoBudget, "width", lambda self, tokens: tokens + tokens % 4)
+    monkeypatch.setattr(PassCosts, "cheapest", lambda self, tokens: tokens + tokens % 4)
     for seed in seeds:
         run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
 

@@ -3,14 +3,13 @@ from __future__ import annotations
 import pytest
 
 from hf_refspec.apps.space.conversation import Conversation, Host
-from hf_refspec.generation.plan import Budget
 
 
 @pytest.fixture(autouse=True)
 def eight_nodes(monkeypatch):
     """What passes take beside other tests must not decide whether anything is drafted."""
     named = "hf_refspec.generation.speculate.make_budget"
-    monkeypatch.setattr(named, lambda *_, **__: Budget(8))
+    monkeypatch.setattr(named, lambda *_, **__: 8)
 
 
 @pytest.fixture(scope="session")
