@@ -18,7 +18,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.refusals import check_prepared, why_inexact
-from hf_refspec.verification.model_memo import Finding
+from hf_refspec.verification.finding import Finding
 from tests.helpers.architectures import small, tiny_config
 from tests.helpers.calls import GREEDY, PROMPT, ListStreamer
 from tests.helpers.drafters import Noise, Prophet
