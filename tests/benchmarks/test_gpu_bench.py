@@ -108,6 +108,7 @@ def small_run(data, tokenizer, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.nightly
 def test_a_run_writes_all_figures_in_their_order(small_run, capsys):
     status, report = small_run()
     assert status == 0

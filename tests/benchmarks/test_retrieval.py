@@ -55,6 +55,7 @@ def tables(printed_rows):
     return found
 
 
+@pytest.mark.nightly
 def test_questions_are_answered_by_each_method_and_a_second_start_makes_no_call(
     model, folder, data, tables, monkeypatch
 ):
