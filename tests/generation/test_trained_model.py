@@ -63,7 +63,7 @@ def prompts(tokenizer) -> dict[str, torch.Tensor]:
     }
     ids = {name: tokenizer(text, return_tensors="pt").input_ids for name, text in texts.items()}
     source = inspect.getsource(textwrap)
-    ids["long code"] = tokenizer(source, return_tensors="pt").input_ids[:, 1000:1600]
+    ids["long code"] = tokenizer(source, return_tensors="pt").input_ids[:, 1000:1530]
     return ids
 
 
