@@ -159,7 +159,9 @@ def read_arrays(
         raise DatastoreError(f"{path} is damaged: {one_line(error):.200}") from None
     for name, (dtype, shape) in expected.items():
         array = arrays[name]
-        fits = array.dtype == dtype and array.ndim == 1 and array.flags.aligned
+        if not array.flags.aligned:
+            raise DatastoreError(f"{path} is damaged: {name} begins between two numbers")
+        fits = array.dtype == dtype and array.ndim == 1
         length = prod(shape) if isinstance(shape, tuple) else shape
         if not fits or length not in (None, len(array)):
             wanted = "one dimension" if length is None else f"{length} entries"
