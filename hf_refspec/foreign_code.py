@@ -30,7 +30,7 @@ _OF_TORCH = ("linear", "scaled_dot_product_attention")
 def foreign_code(model: PreTrainedModel) -> str | None:
     """Names the first third-party code that runs in a model's forward passes, and its place."""
     for place, code in _pieces(model):
-        foreign = next((part for part in _parts(code) if not _is_trusted(part)), None)
+        foreign = next((part for part in parts_of(code) if not _is_trusted(part)), None)
         if foreign is not None:
             name = getattr(foreign, "__qualname__", type(foreign).__qualname__)
             return f"{place} `{name}` of {package_of(foreign) or 'unknown origin'}"
@@ -75,7 +75,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         own = {own_package, package_of(owner)}
         replaced = [attributes.get("forward"), attributes.get("_old_forward"), forward]
         for code in replaced:
-            others = [part for part in _parts(code) if package_of(part) not in own]
+            others = [part for part in parts_of(code) if package_of(part) not in own]
             yield from ((f"{of_module} has the replaced forward", part) for part in others)
         # accelerate's forward runs the hooks that it was given.
         hook = attributes.get("_hf_hook")
@@ -102,15 +102,15 @@ def _defined_functions(source: ModuleType) -> set[str]:
         return set()
 
 
-def _parts(code: Any) -> Iterator[Any]:
+def parts_of(code: Any) -> Iterator[Any]:
     """The functions that code consists of: what decorators wrap runs too."""
     if isinstance(code, partial):
-        yield from _parts(code.func)
+        yield from parts_of(code.func)
     elif isinstance(code, MethodType):
-        yield from _parts(code.__func__)
+        yield from parts_of(code.__func__)
     elif code is not None:
         yield code
-        yield from _parts(getattr(code, "__wrapped__", None))
+        yield from parts_of(getattr(code, "__wrapped__", None))
 
 
 def _is_trusted(part: Any) -> bool:

@@ -3,15 +3,15 @@
 A new process need not probe a model that an earlier one has found exact. A file keeps the findings
 about a model in one state on one machine. Its name is a digest of all that they depend on: versions
 of packages, the processor and its threads, torch's settings, the model's modules with their
-attributes and configuration, and its weights, a few values of each. The file holds only findings
-that drafts are exact, of models without third-party code. All others are probed in each process, as
-is a model whose file is damaged or cannot be written.
+attributes and configurations, the functions that its passes may run, and its weights, a few values
+of each. Only findings that drafts are exact are kept, and only of models that run libraries' code
+on ordinary weights. All others are probed in each process, as is a model whose file is damaged or
+cannot be written.
 """
 
 from __future__ import annotations
 
 import json
-import marshal
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,16 +29,23 @@ import transformers
 from huggingface_hub import constants
 from llvmlite import binding
 from torch import nn
+from torch.backends import cuda
 from transformers import PreTrainedModel
 
 from ..corpus.untrusted import read_small
-from ..foreign_code import foreign_code, package_of
-from ..kernels.pass_kernels import narrow_dtype
+from ..foreign_code import foreign_code, package_of, parts_of
+from ..kernels.pass_kernels import active_modes, narrow_dtype
 from ..store.files import replacing
+from ..transformers_names import attention_functions
 
-_PACKAGES = {"torch", "transformers", "peft"}
+_OF_MODELS = {"transformers", "peft"}  # packages that define models
+_LIBRARIES = {
+    *(*_OF_MODELS, "torch", "accelerate", "huggingface_hub", "safetensors", "tqdm"),
+    *("typing_extensions", __name__.partition(".")[0], *sys.stdlib_module_names),
+}
+_VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")
 _SAMPLED = 4  # values of each weight
-_LARGEST = 1 << 16  # a few findings have a few hundred bytes
+_LARGEST = 1 << 16  # bytes; a few findings have a few hundred
 
 
 @dataclass(frozen=True)
@@ -70,42 +77,20 @@ class Finding:
         return text
 
 
-class FindingsFile:
-    """Keeps the findings about a model in its present state for other processes."""
-
-    def __init__(self, model: nn.Module, settings: list[Any]) -> None:
-        """`settings` are the values of its configuration and of its modules' attributes."""
-        self._path: Path | None = None  # of findings that hold for this process alone
-        kinds = dict.fromkeys(map(type, model.modules()))
-        is_known = {package_of(kind) for kind in kinds} <= _PACKAGES
-        if is_known and isinstance(model, PreTrainedModel) and foreign_code(model) is None:
-            weights = map(_weight, (*model.named_parameters(), *model.named_buffers()))
-            parts = [*_machine(), torch.get_num_threads(), narrow_dtype(model), settings, *weights]
-            digest = sha256(repr(parts).encode() + _code(kinds)).hexdigest()
-            self._path = findings_folder() / f"{digest}.json"
-
-    def read(self) -> dict[str, Finding]:
-        """The findings, each with what it is about; none from a damaged file."""
-        if self._path is None:
-            return {}
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
-            kept = json.loads(read_small(self._path, _LARGEST))
-            return {
-                about: Finding(True, rounds_products=rounds_products)
-                for about, rounds_products in kept.items()
-                if type(rounds_products) is bool
-            }
-        return {}
-
-    def add(self, about: str, finding: Finding) -> None:
-        """Adds a finding that drafts are exact, if the file can be written."""
-        if self._path is not None:
-            kept = {name: known.rounds_products for name, known in self.read().items()}
-            kept[about] = finding.rounds_products
-            with suppress(OSError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(self._path) as file:
-                    file.write(json.dumps(kept).encode())
+def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
+    """The file of the findings about a model whose configurations, modules and hooks have these
+    `settings`; `None` if they hold for this process alone."""
+    if not isinstance(model, PreTrainedModel) or getattr(model, "hf_quantizer", None) is not None:
+        return None
+    try:
+        weights = [*map(_weight, (*model.named_parameters(), *model.named_buffers()))]
+        functions = _functions(model)
+        if None in weights or functions is None or foreign_code(model) is not None:
+            return None
+        parts = [*_machine(), *_torch(), narrow_dtype(model), settings, weights, functions]
+    except Exception:  # what third parties put into modules can raise anything
+        return None
+    return findings_folder() / f"{sha256(repr(parts).encode()).hexdigest()}.json"
 
 
 def findings_folder() -> Path:
@@ -113,47 +98,113 @@ def findings_folder() -> Path:
     return Path(constants.HF_HOME, "hf_refspec", "findings")
 
 
+def read_findings(path: Path | None) -> dict[str, Finding]:
+    """Findings by what they are about, a tuple in text; none from a damaged file."""
+    if path is None:
+        return {}
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        kept = json.loads(read_small(path, _LARGEST))
+        return {
+            about: Finding(True, rounds_products=rounds_products)
+            for about, rounds_products in kept.items()
+            if about.startswith("(") and type(rounds_products) is bool
+        }
+    return {}
+
+
+def add_finding(path: Path, about: str, finding: Finding) -> None:
+    """Adds a finding that drafts are exact, if the file can be written."""
+    kept = {name: known.rounds_products for name, known in read_findings(path).items()}
+    kept[about] = finding.rounds_products
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(kept).encode())
+
+
 @cache
 def _machine() -> list[Any]:
-    """The code that verifies, the packages that compute logits, and the processor."""
+    """The code that verifies, and the processor."""
     package = Path(__file__).parents[1]
-    sources = [(path.name, path.stat()) for path in sorted(package.rglob("*.py"))]
-    written = [(name, status.st_mtime_ns, status.st_size) for name, status in sources]
+    written = [_written(path) for path in sorted(package.rglob("*.py"))]
     processor = binding.get_host_cpu_name(), torch.backends.cpu.get_cpu_capability()
-    environment = os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")
-    return [written, torch.__version__, transformers.__version__, processor, environment]
+    return [written, processor, torch.__version__, transformers.__version__]
 
 
-def _code(kinds: Iterable[type]) -> bytes:
-    """The functions of classes and their bases, of the modules that define these, and of the
-    modules from which those have imported functions: where one is replaced, logits may differ."""
+def _torch() -> list[Any]:
+    """What torch and the packages that compute with it are set to."""
+    sdp = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    versions = [getattr(sys.modules.get(name), "__version__", None) for name in _VERSIONED]
+    kernels = os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")
+    exact = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled
+    return [torch.get_num_threads(), *exact, *sdp, *versions, kernels]
+
+
+def _written(path: Path) -> tuple[str, int, int]:
+    """A file's name, when it was written, in ns, and its size."""
+    status = path.stat()
+    return path.name, status.st_mtime_ns, status.st_size
+
+
+def _functions(model: PreTrainedModel) -> list[Any] | None:
+    """The names of all functions that the model's passes may run, and the files of their modules;
+    `None` if one is not a library's.
+
+    They are attributes of the model's modules and their classes, of the modules that define these,
+    of the classes and modules from which those import, and of torch."""
+    modules = [*model.modules()]
+    kinds = dict.fromkeys(map(type, modules))
     bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
-    modules = _modules(bases)
-    modules |= _modules(_functions(modules))
-    # No byte of this version depends on what else the process has loaded.
-    codes = [marshal.dumps(each.__code__, 2) for each in _functions((*bases, *modules))]
-    return b"".join(codes)
+    if any(package_of(base) not in _LIBRARIES for base in bases):
+        return None
+    sources = _sources(bases)
+    sources |= _sources(chain.from_iterable(vars(source).values() for source in sources))
+    classes = [
+        value
+        for source in sources
+        for value in vars(source).values()
+        if isinstance(value, type) and package_of(value) in _OF_MODELS
+    ]
+    called = [*_called((*sources, *bases, *classes, *modules))]
+    for module in modules:
+        if isinstance(module, PreTrainedModel):
+            called += [("attention", function) for function in attention_functions(module)]
+    of_torch = _called((torch, nn.functional, torch.Tensor))
+    others = [*of_torch, *(("mode", mode) for mode in active_modes())]
+    packages = {package_of(part) for _, part in chain(called, others)}
+    if any(name not in _LIBRARIES and not name.startswith("namedtuple_") for name in packages):
+        return None
+    names = [(name, getattr(part, "__qualname__", None)) for name, part in called]
+    return [*names, *(_written(Path(str(source.__file__))) for source in sources)]
 
 
-def _modules(parts: Iterable[Any]) -> dict[ModuleType, None]:
-    """The modules of transformers and PEFT that have defined these classes or functions."""
-    names = {part.__module__: None for part in parts if package_of(part) in _PACKAGES - {"torch"}}
+def _sources(parts: Iterable[Any]) -> dict[ModuleType, None]:
+    """The modules of models' packages that have defined these classes and functions."""
+    names = {part.__module__: None for part in parts if package_of(part) in _OF_MODELS}
     return {sys.modules[name]: None for name in names if name in sys.modules}
 
 
-def _functions(owners: Iterable[Any]) -> Iterator[FunctionType]:
-    """The functions that are attributes of classes or modules."""
-    values = chain.from_iterable(vars(owner).values() for owner in owners)
-    return (value for value in [*values] if type(value) is FunctionType)
+def _called(owners: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """The functions, and objects that can be called like one, that are attributes of owners."""
+    for owner in owners:
+        for name, value in [*vars(owner).items()]:
+            if isinstance(value, (staticmethod, classmethod)):
+                value = value.__func__
+            elif isinstance(value, property):
+                value = value.fget
+            if callable(value) and not isinstance(value, (type, nn.Module)):
+                yield from ((name, part) for part in parts_of(value))
 
 
-def _weight(named: tuple[str, torch.Tensor]) -> tuple[Any, ...]:
-    """A weight's name, form and device, and a few of its values."""
+def _weight(named: tuple[str, torch.Tensor]) -> tuple[Any, ...] | None:
+    """A weight's name, form and device, and a few of its values; `None` if it is not ordinary."""
     name, weight = named
+    is_ordinary = type(weight) in (torch.Tensor, nn.Parameter) and not weight.is_meta
+    if not is_ordinary or weight.layout is not torch.strided:
+        return None
     gpu = torch.cuda.get_device_name(weight.device) if weight.is_cuda else None
-    form = (name, type(weight), weight.shape, weight.dtype, weight.device, gpu)
-    is_usual = type(weight) in (torch.Tensor, nn.Parameter) and not weight.is_meta
-    if not (is_usual and weight.numel() and weight.layout is torch.strided):
-        return form
-    first_row = weight.detach()[(0,) * (weight.ndim - 1)] if weight.ndim else weight[None]
-    return (*form, first_row[:_SAMPLED].tolist())
+    values = weight.detach()
+    while values.ndim > 1 and len(values):
+        values = values[0]
+    first = values.reshape(-1)[:_SAMPLED].tolist()
+    return name, weight.shape, weight.dtype, weight.device, gpu, first

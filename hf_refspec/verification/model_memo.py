@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..kernels.pass_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import HAS_CAPTURING_HOOKS, keeps_state_in_modules
-from .finding import FindingsFile
+from .finding import Finding, add_finding, findings_path, read_findings
 
 # Not an attribute of the model: no copy, pickle or fingerprint of it should hold the findings.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _MOVING = "attributes that forward passes change"
-FINDINGS_FILE = "file"
+_FILE = "file of findings"
 # The states that have findings: adapters that are switched on and off are not probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
@@ -52,10 +52,17 @@ def memo_of_state(model: nn.Module) -> dict[Any, Any]:
     for state, memo in states[:]:  # a copy: other threads may be here as well
         if state == now:
             return memo
-    file = FindingsFile(model, now.values)
-    states.insert(0, (now, {FINDINGS_FILE: file, **file.read()}))
+    path = findings_path(model, now.values)
+    states.insert(0, (now, {**read_findings(path), _FILE: path}))
     del states[_MOST_STATES:]
     return states[0][1]
+
+
+def keep_for_later(model: nn.Module, memo: dict[Any, Any], about: str, finding: Finding) -> None:
+    """Keeps a finding for later processes, unless the model has changed since its `memo` began."""
+    path = memo[_FILE]
+    if path is not None and path == findings_path(model, _State(model).values):
+        add_finding(path, about, finding)
 
 
 class Watch:
@@ -201,13 +208,22 @@ def _parts_of(function: Any) -> list[Any]:
 
 def _settings(model: nn.Module) -> list[Any]:
     """The values of the model's configuration, and the settings of torch itself."""
-    settings: list[Any] = [torch.get_float32_matmul_precision(), *active_modes()]
+    try:
+        precisions = [torch.get_float32_matmul_precision()]
+    except RuntimeError:  # it was set for each library
+        libraries = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
+        precisions = [getattr(library, "fp32_precision", None) for library in libraries]
+    settings: list[Any] = [*precisions, *active_modes()]
     settings += [*torch_modules._global_forward_pre_hooks, *torch_modules._global_forward_hooks]
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
-    config = getattr(model, "config", None)
-    for part in () if config is None else (config, text_config(config)):
-        attributes = vars(part).values()
+    configs: dict[int, PreTrainedConfig] = {}
+    for module in model.modules():
+        config = vars(module).get("config")
+        if isinstance(config, PreTrainedConfig):
+            configs |= {id(part): part for part in (config, text_config(config))}
+    for config in configs.values():
+        attributes = vars(config).values()
         settings += [repr(value) for value in attributes if type(value) in (list, dict)]
         settings += [value for value in attributes if type(value) in _SIMPLE]
     return settings

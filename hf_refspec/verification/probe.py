@@ -28,7 +28,7 @@ from ..text_config import attends_locally, boundaries, special_ids, text_config
 from ..transformers_names import USUAL_ARGUMENTS, next_kwargs, prefill, takes_usual_steps
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
 from .finding import Finding
-from .model_memo import FINDINGS_FILE, memo_of_state, probing
+from .model_memo import keep_for_later, memo_of_state, probing
 from .passes import (
     FixedTokens,
     UnverifiableError,
@@ -183,13 +183,12 @@ def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
         finding = probe(call)
         if stats is not None:
             stats.add(probe_passes=finding.passes)
-        if finding.exact:
-            memo[FINDINGS_FILE].add(key, finding)
-        memo = memo_of_state(model)  # the probe has shown what belongs to the state
         if not finding.lacked_memory:
-            memo[key] = finding
-    if finding.rounds_products and finding.exact and _SAID not in memo:
-        memo[_SAID] = True
+            memo_of_state(model)[key] = finding  # the probe has shown what belongs to the state
+        if finding.exact:
+            keep_for_later(model, memo, key, finding)
+    if finding.rounds_products and finding.exact and _SAID not in memo_of_state(model):
+        memo_of_state(model)[_SAID] = True
         logger.warning(
             "%s multiplies quantised weights with the precision of bfloat16: as there, drafts may "
             "exchange tokens that are nearly equally likely.",
