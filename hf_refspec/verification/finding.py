@@ -32,10 +32,8 @@ from torch import nn
 from torch.backends import cuda
 from transformers import PreTrainedModel
 
-from ..corpus.untrusted import read_small
 from ..foreign_code import foreign_code, package_of, parts_of
 from ..kernels.pass_kernels import active_modes, narrow_dtype
-from ..store.files import replacing
 from ..transformers_names import attention_functions
 
 _OF_MODELS = {"transformers", "peft"}  # packages that define models
@@ -100,15 +98,13 @@ def findings_folder() -> Path:
 
 def read_findings(path: Path | None) -> dict[str, Finding]:
     """Findings by what they are about, a tuple in text; none from a damaged file."""
-    if path is None:
-        return {}
     with suppress(OSError, ValueError, AttributeError, RecursionError):
-        kept = json.loads(read_small(path, _LARGEST))
-        return {
-            about: Finding(True, rounds_products=rounds_products)
-            for about, rounds_products in kept.items()
-            if about.startswith("(") and type(rounds_products) is bool
-        }
+        if path is not None and path.is_file() and path.stat().st_size <= _LARGEST:
+            return {
+                about: Finding(True, rounds_products=rounds_products)
+                for about, rounds_products in json.loads(path.read_bytes()).items()
+                if about.startswith("(") and type(rounds_products) is bool
+            }
     return {}
 
 
@@ -116,10 +112,13 @@ def add_finding(path: Path, about: str, finding: Finding) -> None:
     """Adds a finding that drafts are exact, if the file can be written."""
     kept = {name: known.rounds_products for name, known in read_findings(path).items()}
     kept[about] = finding.rounds_products
+    new = path.with_name(f"{path.name}.{os.getpid()}")  # each process writes its own
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(kept).encode())
+        new.write_text(json.dumps(kept), "utf-8")
+        new.replace(path)
+    with suppress(OSError):
+        new.unlink()  # where it could not replace the other
 
 
 @cache
@@ -179,9 +178,14 @@ def _functions(model: PreTrainedModel) -> list[Any] | None:
 
 
 def _sources(parts: Iterable[Any]) -> dict[ModuleType, None]:
-    """The modules of models' packages that have defined these classes and functions."""
+    """The modules of models' packages that have defined these classes and functions, without those
+    of decoding loops, which no pass runs and which import much else."""
     names = {part.__module__: None for part in parts if package_of(part) in _OF_MODELS}
-    return {sys.modules[name]: None for name in names if name in sys.modules}
+    return {
+        sys.modules[name]: None
+        for name in names
+        if name in sys.modules and not name.startswith("transformers.generation.")
+    }
 
 
 def _called(owners: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -209,7 +209,7 @@ def _parts_of(function: Any) -> list[Any]:
 def _settings(model: nn.Module) -> list[Any]:
     """The values of the model's configuration, and the settings of torch itself."""
     try:
-        precisions = [torch.get_float32_matmul_precision()]
+        precisions: list[str | None] = [torch.get_float32_matmul_precision()]
     except RuntimeError:  # it was set for each library
         libraries = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
         precisions = [getattr(library, "fp32_precision", None) for library in libraries]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
+from functools import wraps
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import DynamicLayer, LlamaForCausalLM
 
 from hf_refspec.verification import finding
 from tests.helpers.architectures import small
@@ -71,23 +76,23 @@ def another_type(model):
     model.to(torch.bfloat16)
 
 
-def another_function(model, monkeypatch):
-    source = sys.modules[type(model).__module__]
-    usual = source.create_causal_mask
-    monkeypatch.setattr(source, "create_causal_mask", lambda **options: usual(**options))
+def another_config(model):
+    attention = model.model.layers[0].self_attn
+    attention.config = copy.deepcopy(attention.config)
+    attention.config.rms_norm_eps *= 2
 
 
 CHANGES = [
     *(another_value, another_setting, another_attribute, another_attention, another_type),
-    another_function,
+    another_config,
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_model_is_probed(change, folder, monkeypatch):
+def test_another_model_is_probed(change, folder):
     assert probe_passes(small("llama")) > 0
     model = small("llama")
-    change(model, monkeypatch) if change is another_function else change(model)
+    change(model)
     assert probe_passes(model) > 0
 
 
@@ -105,15 +110,95 @@ class OwnLlama(LlamaForCausalLM):
     """A class whose code may be another in the next process."""
 
 
-def test_models_with_third_party_code_are_not_kept(folder):
-    for _ in range(2):
-        model = small("llama")
-        model.__class__ = OwnLlama
-        assert probe_passes(model) > 0
-    model = small("llama")
+def own_class(model, monkeypatch):
+    model.__class__ = OwnLlama
+
+
+def own_method(model, monkeypatch):
+    mlp = model.model.layers[0].mlp
+    mlp.act_fn.own = lambda x: x
+
+
+def patched_method(model, monkeypatch):
+    kind = type(model.model)
+    usual = kind.get_input_embeddings
+    monkeypatch.setattr(kind, "get_input_embeddings", wraps(usual)(lambda self: usual(self)))
+
+
+def patched_import(model, monkeypatch):
+    source = sys.modules[type(model).__module__]
+    usual = source.create_causal_mask
+    monkeypatch.setattr(source, "create_causal_mask", lambda **options: usual(**options))
+
+
+def callable_in_place(model, monkeypatch):
+    source = sys.modules[type(model).__module__]
+
+    class Called:
+        def __call__(self, **options):
+            return usual(**options)
+
+    usual = source.create_causal_mask
+    monkeypatch.setattr(source, "create_causal_mask", Called())
+
+
+def patched_cache(model, monkeypatch):
+    usual = DynamicLayer.update
+    monkeypatch.setattr(DynamicLayer, "update", lambda *args, **options: usual(*args, **options))
+
+
+def patched_torch(model, monkeypatch):
+    usual = nn.functional.silu
+    monkeypatch.setattr(nn.functional, "silu", lambda *args, **options: usual(*args, **options))
+
+
+def hook(model, monkeypatch):
     model.register_forward_hook(lambda module, arguments, output: None)
+
+
+def quantiser(model, monkeypatch):
+    model.hf_quantizer = SimpleNamespace(is_compileable=False)
+
+
+def odd_weight(model, monkeypatch):
+    model.model.register_buffer("odd", torch.zeros(4, dtype=torch.float4_e2m1fn_x2))
+
+
+OWN = [
+    *(own_class, own_method, patched_method, patched_import, callable_in_place, patched_cache),
+    *(patched_torch, hook, quantiser, odd_weight),
+]
+
+
+@pytest.mark.parametrize("change", OWN)
+def test_what_may_be_another_model_in_each_process_is_not_kept(change, folder, monkeypatch):
+    model = small("llama")
+    change(model, monkeypatch)
     assert probe_passes(model, verification="tree") > 0
     assert not folder.exists()
+
+
+class Passing(TorchFunctionMode):
+    """A user's mode, whose code may be another in the next process."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        return function(*arguments, **(options or {}))
+
+
+def test_what_is_found_within_a_users_mode_is_not_kept(folder):
+    with Passing():
+        assert probe_passes(small("llama"), verification="tree") > 0
+    assert not folder.exists()
+
+
+def test_a_model_that_was_changed_since_its_first_call_is_not_kept(folder):
+    model = small("llama")
+    assert probe_passes(model) > 0
+    [file] = folder.iterdir()
+    whole = file.read_bytes()
+    another_value(model)
+    assert probe_passes(model, rows=2) > 0
+    assert [each.read_bytes() for each in folder.iterdir()] == [whole]
 
 
 def test_a_refused_model_is_probed_in_each_process(folder):
@@ -129,7 +214,8 @@ DAMAGE = {
     "no JSON": b"{",
     "no text": b"\xff\xfe",
     "a list": b"[true]",
-    "other values": b'{"a": {"exact": true}, "b": 1}',
+    "other values": b'{"(a": {"exact": true}, "(b": 1}',
+    "other names": b'{"file of findings": true, "identity": true}',
     "too large": b'{"a": true}' + b" " * (1 << 16),
     "too deep": b"[" * 50_000,
 }
