@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_modules
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, cache_utils
 
 from .transformers_names import attention_functions
 
@@ -45,6 +45,11 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         yield "torch has the global forward hook", code
     for name in _OF_TORCH:
         yield f"torch has in the place of its `{name}` the function", getattr(nn.functional, name)
+    for kind in vars(cache_utils).values():  # a pass keeps entries without calling their methods
+        if isinstance(kind, type) and kind.__module__ == cache_utils.__name__:
+            for name, code in vars(kind).items():
+                if isinstance(code, FunctionType):
+                    yield f"`{kind.__name__}` has in the place of its `{name}` the function", code
     own_package = package_of(type(model))
     known = _TRUSTED | {own_package}
     kinds = dict.fromkeys(map(type, model.modules()))

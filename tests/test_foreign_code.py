@@ -18,7 +18,7 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
@@ -162,6 +162,14 @@ def test_another_function_in_the_place_of_torchs_attention(llama, monkeypatch):
     replaced = functools.wraps(usual)(lambda *args, **kwargs: usual(*args, **kwargs))
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", replaced)
     named = "torch has in the place of its `scaled_dot_product_attention` the function"
+    assert named in assert_lossless(llama, 1.0).reason
+
+
+def test_another_method_of_transformers_caches(llama, monkeypatch):
+    usual = DynamicLayer.update
+    replaced = functools.wraps(usual)(lambda *args, **kwargs: usual(*args, **kwargs))
+    monkeypatch.setattr(DynamicLayer, "update", replaced)
+    named = "`DynamicLayer` has in the place of its `update` the function"
     assert named in assert_lossless(llama, 1.0).reason
 
 

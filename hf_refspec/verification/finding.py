@@ -33,7 +33,7 @@ from torch.backends import cuda
 from transformers import PreTrainedModel
 
 from ..foreign_code import foreign_code, package_of, parts_of
-from ..kernels.pass_kernels import active_modes, narrow_dtype
+from ..kernels.pass_kernels import active_modes
 from ..transformers_names import attention_functions
 
 _OF_MODELS = {"transformers", "peft"}  # packages that define models
@@ -85,7 +85,7 @@ def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
         functions = _functions(model)
         if None in weights or functions is None or foreign_code(model) is not None:
             return None
-        parts = [*_machine(), *_torch(), narrow_dtype(model), settings, weights, functions]
+        parts = [*_machine(), *_torch(), settings, weights, functions]
     except Exception:  # what third parties put into modules can raise anything
         return None
     return findings_folder() / f"{sha256(repr(parts).encode()).hexdigest()}.json"

@@ -256,7 +256,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 import hf_refspec as rs
 
-rs.warmup()
 torch.manual_seed(0)
 sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).eval()
