@@ -1,8 +1,8 @@
 """Third-party code in a model's forward passes: hooks, replaced forwards, attention functions.
 
 It may depend on the call, the pass or the length of the text, which no probe shows, or count its
-calls. Code of transformers, accelerate, PEFT, TRL and torch does not, and the model's own class is
-probed with the model.
+calls. Code of transformers, accelerate, PEFT, TRL, kernels and torch does not, and the model's own
+class is probed with the model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transformers import PreTrainedModel, cache_utils
 
 from .transformers_names import attention_functions
 
-_TRUSTED = {"accelerate", "kernels", "peft", "torch", "transformers", "trl"}
-_TRUSTED.add(__name__.partition(".")[0])
+TRUSTED = {"accelerate", "kernels", "peft", "torch", "transformers", "trl"}
+TRUSTED.add(__name__.partition(".")[0])
 _OF_TORCH = ("linear", "scaled_dot_product_attention")
 
 
@@ -51,7 +51,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
                 if isinstance(code, FunctionType):
                     yield f"`{kind.__name__}` has in the place of its `{name}` the function", code
     own_package = package_of(type(model))
-    known = _TRUSTED | {own_package}
+    known = TRUSTED | {own_package}
     kinds = dict.fromkeys(map(type, model.modules()))
     modules = dict.fromkeys(kind.__module__ for kind in kinds if package_of(kind) in known)
     sources = [sys.modules[name] for name in modules if name in sys.modules]
@@ -88,12 +88,12 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
             yield f"{of_module} has accelerate's hook", code
 
 
-def _replaced_functions(source: ModuleType) -> Iterator[tuple[str, FunctionType]]:
-    """Third-party functions, by name, that have replaced those that a module defines."""
-    own = _TRUSTED | {source.__name__.partition(".")[0]}
-    for name, value in vars(source).items():
-        is_foreign = type(value) is FunctionType and package_of(value) not in own
-        if is_foreign and name in _defined_functions(source):
+def _replaced_functions(source: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Third-party code, by name, that has replaced the functions that a module defines."""
+    own = TRUSTED | {source.__name__.partition(".")[0]}
+    for name in _defined_functions(source):
+        value = vars(source).get(name)
+        if any(package_of(part) not in own for part in parts_of(value)):
             yield name, value
 
 
@@ -119,7 +119,7 @@ def parts_of(code: Any) -> Iterator[Any]:
 
 
 def _is_trusted(part: Any) -> bool:
-    return hasattr(part, "only_reads") or package_of(part) in _TRUSTED
+    return hasattr(part, "only_reads") or package_of(part) in TRUSTED
 
 
 def package_of(part: Any) -> str:

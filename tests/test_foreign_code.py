@@ -201,6 +201,13 @@ def test_functions_of_others_in_the_place_of_the_models_own(llama, monkeypatch, 
     )
 
 
+def test_what_is_called_like_a_function_in_the_place_of_one(llama, monkeypatch):
+    called = functools.partial(halved_in_longer_passes(modeling_llama.apply_rotary_pos_emb))
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", called)
+    reason = assert_lossless(llama, 1.0).reason
+    assert "has in the place of its `apply_rotary_pos_emb` the function" in reason
+
+
 def test_an_imported_function_with_a_fallback_is_the_modules_own(
     fresh_llama, monkeypatch, tmp_path
 ):

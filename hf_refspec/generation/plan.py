@@ -33,7 +33,7 @@ from ..text_config import (
 from ..verification.model_memo import Watch
 from ..verification.probe import ProbedCall, known_finding
 from ..verification.ranks import Ranks
-from ..verification.verifier import Verifier
+from ..verification.verifier import REPRODUCIBLE, Verifier
 from .budget import AutoBudget, BatchShape, Budget
 from .row import Row
 
@@ -94,7 +94,7 @@ class Plan:
         least_tokens = 0
         # In a padded pass one token runs as one of several, which must have been found exact. Each
         # of several ranks has measured other costs.
-        is_exact = exactness.is_probed and exactness.refused is None
+        is_exact = exactness.covers(self.shape.length)
         may_pad = limits.verifier.entries.packs and is_exact and limits.ranks.alone
         if pays is not None and may_pad:
             passes = zip(self.rows, trees, limits.verifier.cached, strict=True)
@@ -159,7 +159,7 @@ class Exactness:
             one runs before the first draft.
         unprobed (`list[int]`): The lengths, ascending, at which attention may become another
             computation and which no probe has crossed.
-        refused ([`Reason`], *optional*): Why drafts end at the next of these lengths, if they do.
+        refused ([`Reason`], *optional*): Why there are no more drafts, if so.
     """
 
     def __init__(
@@ -170,9 +170,16 @@ class Exactness:
         self.unprobed = boundaries(text_config(verifier.model))
         self.refused: Reason | None = None
         self._verifier = verifier
-        self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
+        kwargs = verifier.model_kwargs
+        config = verifier.generation_config if verifier.kind is REPRODUCIBLE else None
+        self._call = ProbedCall(verifier.kind, verifier.model, rows, kwargs, config=config)
         self._stats = stats
         self._watch: Watch | None = None
+
+    def covers(self, length: int) -> bool:
+        """True if probes have shown that drafts after texts of up to this length are exact."""
+        crossed = all(boundary > length for boundary in self.unprobed)
+        return self.is_probed and self.refused is None and crossed
 
     def probe(self, length: int) -> bool:
         """True if drafts after texts of up to this length may be verified. Runs the probes that are
@@ -251,7 +258,7 @@ class DraftLimits:
 
         A draft ends at the first of
 
-        - the next length that is not probed, or at which drafts are refused;
+        - the text itself, where drafts are refused, and the next length that is not probed;
         - the end of the table of positions, unless the text is past it, as in plain decoding;
         - the length at which rotary frequencies change: one pass has one set of them, so that a
           longer draft would run accepted tokens with the wrong set.
@@ -267,9 +274,7 @@ class DraftLimits:
                 deepest = min(deepest, max(self._unscaled - 1 - last, 0))
             elif self._is_dynamic:
                 deepest = min(deepest, 0)
-        exact = self.exactness
-        refused = exact.refused is not None
-        if refused and (exact.refused is CHANGED or not exact.is_probed):
+        if self.exactness.refused is not None:
             return 0
-        ahead = [boundary for boundary in exact.unprobed if refused or boundary > length]
+        ahead = [boundary for boundary in self.exactness.unprobed if boundary > length]
         return min(deepest, ahead[0] - length) if ahead else deepest

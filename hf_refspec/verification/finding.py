@@ -21,6 +21,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import ModuleType
 from typing import Any
 
@@ -29,17 +30,16 @@ import transformers
 from huggingface_hub import constants
 from llvmlite import binding
 from torch import nn
-from torch.backends import cuda
 from transformers import PreTrainedModel
 
-from ..foreign_code import foreign_code, package_of, parts_of
+from ..foreign_code import TRUSTED, foreign_code, package_of, parts_of
 from ..kernels.pass_kernels import active_modes
 from ..transformers_names import attention_functions
 
 _OF_MODELS = {"transformers", "peft"}  # packages that define models
 _LIBRARIES = {
-    *(*_OF_MODELS, "torch", "accelerate", "huggingface_hub", "safetensors", "tqdm"),
-    *("typing_extensions", __name__.partition(".")[0], *sys.stdlib_module_names),
+    *(*TRUSTED, "huggingface_hub", "safetensors", "tqdm", "typing_extensions"),
+    *sys.stdlib_module_names,
 }
 _VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")
 _SAMPLED = 4  # values of each weight
@@ -85,7 +85,7 @@ def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
         functions = _functions(model)
         if None in weights or functions is None or foreign_code(model) is not None:
             return None
-        parts = [*_machine(), *_torch(), settings, weights, functions]
+        parts = [*_machine(), *_versions(), settings, weights, functions]
     except Exception:  # what third parties put into modules can raise anything
         return None
     return findings_folder() / f"{sha256(repr(parts).encode()).hexdigest()}.json"
@@ -112,13 +112,11 @@ def add_finding(path: Path, about: str, finding: Finding) -> None:
     """Adds a finding that drafts are exact, if the file can be written."""
     kept = {name: known.rounds_products for name, known in read_findings(path).items()}
     kept[about] = finding.rounds_products
-    new = path.with_name(f"{path.name}.{os.getpid()}")  # each process writes its own
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(kept), "utf-8")
-        new.replace(path)
-    with suppress(OSError):
-        new.unlink()  # where it could not replace the other
+        with NamedTemporaryFile("w", dir=path.parent, delete=False) as new:
+            json.dump(kept, new)
+        os.replace(new.name, path)
 
 
 @cache
@@ -130,13 +128,10 @@ def _machine() -> list[Any]:
     return [written, processor, torch.__version__, transformers.__version__]
 
 
-def _torch() -> list[Any]:
-    """What torch and the packages that compute with it are set to."""
-    sdp = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+def _versions() -> list[str | None]:
+    """Of the loaded packages that may compute, and whether this package's products do."""
     versions = [getattr(sys.modules.get(name), "__version__", None) for name in _VERSIONED]
-    kernels = os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")
-    exact = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled
-    return [torch.get_num_threads(), *exact, *sdp, *versions, kernels]
+    return [*versions, os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")]
 
 
 def _written(path: Path) -> tuple[str, int, int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import cuda
 from torch.nn.modules import module as torch_modules
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -33,7 +34,7 @@ _FILE = "file of findings"
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
 _FUNCTIONS = {FunctionType, MethodType, partial}
-_LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
+_OF_PEFT = {"merged_adapters", "_active_adapter", "scaling"}  # attributes that list or name values
 # Hooks of transformers and PEFT for gradients, which `generate` computes none of (training that
 # switches gradient checkpointing around each call adds one each time), and for hidden states.
 _HARMLESS = {"make_inputs_require_grads", "make_inputs_require_grad", "output_capturing_hook"}
@@ -53,9 +54,10 @@ def memo_of_state(model: nn.Module) -> dict[Any, Any]:
         if state == now:
             return memo
     path = findings_path(model, now.values)
-    states.insert(0, (now, {**read_findings(path), _FILE: path}))
+    new: dict[Any, Any] = {**read_findings(path), _FILE: path}
+    states.insert(0, (now, new))
     del states[_MOST_STATES:]
-    return states[0][1]
+    return new
 
 
 def keep_for_later(model: nn.Module, memo: dict[Any, Any], about: str, finding: Finding) -> None:
@@ -66,20 +68,13 @@ def keep_for_later(model: nn.Module, memo: dict[Any, Any], about: str, finding: 
 
 
 class Watch:
-    """Notices that an attribute, a weight or a child of a module is set, a weight is written or a
-    hook comes or goes. It is cheap enough to be asked after each token, unlike a [`_State`]."""
+    """Notices that an attribute of a module, or what one lists or names (weights, children, hooks,
+    PEFT's scales), is set, and that a weight is written. It is cheap enough to be asked after each
+    token, unlike a [`_State`]."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = [*model.modules()]
-        self._dicts = [
-            *(vars(module) for module in modules),
-            *(held for module in modules for held in (module._parameters, module._modules) if held),
-        ]
-        self._hooks = [
-            *(torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks),
-            *(module._forward_pre_hooks for module in modules),
-            *(module._forward_hooks for module in modules),
-        ]
+        self._dicts = [vars(module) for module in model.modules()]
+        self._hooks = torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks
         self._weights = [weight for weight in model.parameters() if not weight.is_inference()]
         self.mark()
 
@@ -96,7 +91,13 @@ class Watch:
 
     def _now(self) -> tuple[Any, ...]:
         written = [(weight.data_ptr(), weight._version) for weight in self._weights]
-        return [*map(len, self._hooks)], written, [[*each.values()] for each in self._dicts]
+        # An attribute that is changed in place is the same object: its content is compared.
+        attributes = [
+            dict(value) if isinstance(value, dict) else [*value] if type(value) is list else value
+            for each in self._dicts
+            for value in each.values()
+        ]
+        return [*map(list, self._hooks)], written, attributes
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
@@ -173,8 +174,8 @@ class _State:
                     self.values.append(value)  # training mode, rates of dropout, active adapters
                 elif type(value) in _FUNCTIONS:
                     parts += _parts_of(value)  # replaced by accelerate, torch.compile or the user
-                elif name in _LISTS:
-                    self.values += value
+                elif name in _OF_PEFT and type(value) in (list, dict):
+                    self.values += value.items() if type(value) is dict else value
             hooks = {**attributes["_forward_pre_hooks"], **attributes["_forward_hooks"]}
             for number, hook in hooks.items():
                 reads = hasattr(hook, "only_reads")
@@ -213,7 +214,10 @@ def _settings(model: nn.Module) -> list[Any]:
     except RuntimeError:  # it was set for each library
         libraries = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
         precisions = [getattr(library, "fp32_precision", None) for library in libraries]
-    settings: list[Any] = [*precisions, *active_modes()]
+    settings: list[Any] = [torch.get_num_threads(), *precisions, *active_modes()]
+    settings += [torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled]
+    settings += [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()]
+    settings += [cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()]
     settings += [*torch_modules._global_forward_pre_hooks, *torch_modules._global_forward_hooks]
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]

@@ -92,6 +92,12 @@ def switch_adapter(model):
     model.set_adapter("second")
 
 
+def scale_adapter(model):
+    for module in model.modules():
+        if hasattr(module, "scale_layer"):
+            module.scale_layer(0.2)  # writes into a dictionary
+
+
 class ChangesTheModel:
     """A logits processor, criterion or streamer that changes the model when asked this often."""
 
@@ -119,6 +125,7 @@ class Criterion(ChangesTheModel):
         return torch.tensor([False])
 
 
+OF_ADAPTERS = [switch_adapter, scale_adapter]
 MEMBERS = {
     "logits_processor": lambda *arguments: [ChangesTheModel(*arguments)],
     "stopping_criteria": lambda *arguments: [Criterion(*arguments)],
@@ -126,13 +133,13 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("change", [steer_last_token, negate, scale, flip, switch_adapter])
+@pytest.mark.parametrize("change", [steer_last_token, negate, scale, flip, *OF_ADAPTERS])
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("verification", ["auto", "chain"])
 def test_a_member_of_a_call_that_changes_the_model_ends_its_drafts(member, change, verification):
     """The draft nodes of that pass were verified by what the model was before."""
     model = small("llama")
-    if change is switch_adapter:
+    if change in OF_ADAPTERS:
         peft = pytest.importorskip("peft")
         config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
         model = peft.get_peft_model(model, config, "first").eval()
