@@ -73,8 +73,8 @@ class CostConstants:
     error: float = 0.08
     # Lengths are similar up to this number of tokens, and from each doubling to the next.
     similar_length: int = 1024
-    # After this number of passes a size is known: passes are padded to it where that takes less
-    # time by this part.
+    # A size is known after this number of passes. A pass is padded to a known size that costs less
+    # by at least this part.
     known_passes: int = 3
     padding_gain: float = 0.05
 
@@ -226,11 +226,11 @@ class BudgetConstants:
     # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
     # its first draft, has a ledger of its own.
     dearest_draft: float = 0.05
-    # A draft must promise this many times the speed of a plain step. More misses small gains, less
-    # verifies drafts whose estimates are a little too high.
+    # A draft must promise this many times the speed of a plain step. A higher margin misses small
+    # gains, a lower one verifies drafts whose estimates are a little too high.
     margin: float = 1.05
-    # A row this far ahead of another is e times less likely to be the last of its call to end. Less
-    # leaves the rows that are ahead without drafts sooner.
+    # A row that is this many tokens ahead of another is e times less likely to end last. A smaller
+    # lead leaves the rows that are ahead without drafts sooner.
     lead: float = 4.0
     horizon: float = 8.0  # passes to come in which a row is taken to gain as much as now
 

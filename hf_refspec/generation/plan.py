@@ -3,7 +3,7 @@ how many tokens the pass has.
 
 [`plan_step`] sets the number of nodes and their depth before anything is drafted, [`Plan.trim`]
 keeps the drafted nodes that pay and may pad their pass. Both ask the call's budget, see
-`budget.py`, and its [`DraftLimits`]. In a static cache alone a pass has one of a few widths, the
+`budget.py`, and its [`DraftLimits`]. A static cache pads each pass to one of a few widths, the
 narrowest that its drafts fit into, see `slots.py`.
 
 Until a probe allows it, no draft crosses a length at which attention may become another computation
@@ -31,7 +31,7 @@ from ..text_config import (
     vocab_size_of,
 )
 from ..verification.model_memo import Watch
-from ..verification.probe import ProbedCall, known_finding
+from ..verification.probe import ProbedCall, finding_about
 from ..verification.ranks import Ranks
 from ..verification.verifier import REPRODUCIBLE, Verifier
 from .budget import AutoBudget, BatchShape, Budget
@@ -75,10 +75,10 @@ class Plan:
     depths: list[int | None]
 
     def trim(self, drafts: Drafts) -> Drafts:
-        """The nodes that pay and the tokens of their pass; the first of several ranks decides. All
-        trees are empty if a probe shows that the model does not verify drafts exactly: one runs
-        where no finding is known yet, and at each length at which attention changes, see
-        [`Exactness.probe`]."""
+        """Keeps the nodes that pay, and says how many tokens their pass has; the first of several
+        ranks decides. All trees are empty if a probe shows that the model does not verify drafts
+        exactly: one runs where no finding is known yet, and at each length at which attention
+        changes, see [`Exactness.probe`]."""
         began = perf_counter()
         limits = self.limits
         exactness = limits.exactness
@@ -188,7 +188,7 @@ class Exactness:
         reached = [boundary for boundary in self.unprobed if boundary <= length]
         due = reached if self.is_probed else [None, *reached]
         for boundary in due if self.refused is None else ():
-            finding = known_finding(self._call._replace(boundary=boundary), self._stats)
+            finding = finding_about(self._call._replace(boundary=boundary), self._stats)
             if not finding.exact:
                 self.refused = why_refused(finding, boundary)
                 break

@@ -32,7 +32,7 @@ from ..transformers_names import cache_name
 from ..verification.caches import KeysAndValues, find_cache, has_padding, new_cache
 from ..verification.entries import InPlaceEntries
 from ..verification.model_memo import state_of
-from ..verification.probe import ProbedCall, known_finding, select_verifier
+from ..verification.probe import ProbedCall, finding_about, select_verifier
 from ..verification.verifier import PLAIN, TREE, Verifier
 from .budget import make_budget
 from .loop import Loop
@@ -281,6 +281,6 @@ def _verifier(request: Request) -> tuple[Verifier, bool]:
         verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
         if verifier is not None:
             probed = ProbedCall(TREE, model, 2, kwargs)
-            joins = TREE.supports(model, kwargs) and known_finding(probed).exact
+            joins = TREE.supports(model, kwargs) and finding_about(probed).exact
             return verifier, joins and verifier.entries.joins
     return Verifier(PLAIN, model, config, kwargs), False

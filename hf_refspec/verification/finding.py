@@ -58,7 +58,7 @@ class Finding:
     # True if a library's kernels round each product of a float32 model as bfloat16 would.
     rounds_products: bool = False
     same_bits: bool = True  # true if drafts change no bit of logits, where it promises that
-    failure: str | None = None  # the exception of the model, or its dropout
+    failure: str | None = None  # the exception that the model raised, or that dropout is at work
     lacked_memory: bool = False  # which says nothing about the model
     passes: int = 0  # the forward passes that it took
 

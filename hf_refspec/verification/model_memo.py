@@ -1,4 +1,4 @@
-"""Findings about a model, kept for as long as it lives.
+"""Findings about a model, kept for as long as it lives. For other processes see `finding.py`.
 
 Most of them (which verifier is exact, the cost of a pass) hold for the model in its present state:
 a hook, an adapter, training mode, a layer that was replaced or quantised make it another function.

@@ -104,10 +104,10 @@ def select_verifier(
     """The first kind of verifier that suits this call's rows and cache and that the probe finds
     exact.
 
-    `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
-    `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
-    `probes_later` the tree of a model that takes the usual steps is probed before the first draft,
-    by [`~generation.plan.Exactness`]. `stats` count the passes of probes.
+    `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. A single
+    row without padding takes the steps of plain decoding, and is not probed, unless the call
+    `drafts`. With `probes_later` the tree of a model that takes the usual steps is probed before
+    the first draft, by [`~generation.plan.Exactness`]. `stats` count the passes of probes.
 
     Raises:
         RefusedCallError: If there is none and the call has `named` the requested one; other calls
@@ -142,7 +142,7 @@ def select_verifier(
         )
         if takes_plain_steps and (not drafts or can_wait):
             return Choice(Verifier(kind, model, generation_config, model_kwargs), is_probed=False)
-        finding = known_finding(call, stats)
+        finding = finding_about(call, stats)
         if finding.exact:
             # Prompts keep plain decoding's bits where a later probe may still refuse drafts, or
             # the prefill be compiled.
@@ -173,7 +173,7 @@ def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[Kind
     return kinds[requested]
 
 
-def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
+def finding_about(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
     """The finding about a call like this; a model's state is probed once, counted by `stats`."""
     model = call.model
     key = _key(call)
@@ -224,11 +224,11 @@ def probe(call: ProbedCall) -> Finding:
     own = _of_quantised(call, device)
     if not own.exact:
         return own
-    is_long = computing_dtype(model, device) == torch.float32
+    in_float32 = computing_dtype(model, device) == torch.float32
     exact, passes = 0, own.passes
     for seed in range(_TEXTS):
         finding: Finding = ranks.agree(_found(call, device, seed))
-        is_clear = is_long and not finding.rounds_products and kind is not REPRODUCIBLE
+        is_clear = in_float32 and not finding.rounds_products and kind is not REPRODUCIBLE
         needed = 1 if is_clear else 2
         logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
@@ -306,9 +306,9 @@ class _Texts:
     """One text for each row: a prompt and a path.
 
     In a tree the path comes after other branches. Their content must not matter at all, whatever
-    the dtype. The logits must equal those of the same tokens one after another, up to the error of
-    one pass over all of them without a cache, which is right and rounds differently. In float32
-    that pass is spared where they agree to [`_AGREEMENT`].
+    the dtype. The logits must equal those of the same tokens one after another. They may differ by
+    as much as the logits of one pass over all tokens without a cache do, which differ by rounding
+    alone. In float32 that pass is spared where they agree to [`_AGREEMENT`].
     """
 
     def __init__(
@@ -344,13 +344,13 @@ class _Texts:
 
     def finding(self, kind: Kind) -> Finding:
         verified = self._verified(kind, self.distractors)
-        is_long = self.dtype == torch.float32 and kind is not REPRODUCIBLE
+        in_float32 = self.dtype == torch.float32 and kind is not REPRODUCIBLE
         reference = self._one_after_another()  # (R, 5, vocab_size)
         # The second row is verified from its second token on once more.
         expected = torch.cat([reference.flatten(0, 1), reference[:1, -1], *reference[1:, -3:]])
         # All ranks go on, or none does.
         error = Ranks.of(self.model).agree(self._difference(verified, expected))
-        if is_long and error <= _AGREEMENT:
+        if in_float32 and error <= _AGREEMENT:
             return Finding(True, error)
         at_once = self._at_once()
         rounding = self._difference(at_once.flatten(0, 1), reference.flatten(0, 1))
