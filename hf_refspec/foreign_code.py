@@ -90,7 +90,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 
 def _replaced_functions(source: ModuleType) -> Iterator[tuple[str, Any]]:
     """Third-party code, by name, that has replaced the functions that a module defines."""
-    own = TRUSTED | {source.__name__.partition(".")[0]}
+    own = {*TRUSTED, source.__name__.partition(".")[0], *sys.stdlib_module_names}
     for name in _defined_functions(source):
         value = vars(source).get(name)
         if any(package_of(part) not in own for part in parts_of(value)):
