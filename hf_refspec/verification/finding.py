@@ -44,6 +44,7 @@ _LIBRARIES = {
 _VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")
 _SAMPLED = 4  # values of each weight
 _LARGEST = 1 << 16  # bytes; a few findings have a few hundred
+_MOST_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ def add_finding(path: Path, about: str, finding: Finding) -> None:
         with NamedTemporaryFile("w", dir=path.parent, delete=False) as new:
             json.dump(kept, new)
         os.replace(new.name, path)
+        files = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        for oldest in files[:-_MOST_FILES]:
+            oldest.unlink()
 
 
 @cache

@@ -251,6 +251,16 @@ def test_a_folder_that_cannot_be_written_costs_only_the_probe(folder):
     assert folder.read_text() == "a file in its place"
 
 
+def test_the_oldest_files_go(folder):
+    folder.mkdir()
+    for age in range(300):
+        (folder / f"{age}.json").write_text("{}")
+        os.utime(folder / f"{age}.json", ns=(0, -age))
+    assert probe_passes(small("llama")) > 0
+    left = {file.name for file in folder.iterdir()}
+    assert len(left) == 256 and {f"{age}.json" for age in range(255)} < left
+
+
 _CALL = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
