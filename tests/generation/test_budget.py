@@ -41,7 +41,7 @@ from tests.helpers.trees import draft_trees
 MOST_NODES = PASS_TOKENS[-1] - 1
 # Of one process, whose verifier has been probed.
 VERIFIER = SimpleNamespace(entries=SimpleNamespace(packs=False))
-EXACT = SimpleNamespace(is_probed=True, refused=None, probe=lambda length: True)
+EXACT = SimpleNamespace(covers=lambda length: True, probe=lambda length: True)
 UNLIMITED = SimpleNamespace(verifier=VERIFIER, exactness=EXACT, ranks=Ranks())
 
 
