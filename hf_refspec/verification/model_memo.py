@@ -68,13 +68,21 @@ def keep_for_later(model: nn.Module, memo: dict[Any, Any], about: str, finding: 
 
 
 class Watch:
-    """Notices that an attribute of a module, or what one lists or names (weights, children, hooks,
-    PEFT's scales), is set, and that a weight is written. It is cheap enough to be asked after each
-    token, unlike a [`_State`]."""
+    """Notices that an attribute, a weight, a child or a scale of PEFT at a module is set, a weight
+    is written or a hook comes or goes. It is cheap enough to be asked after each token, unlike a
+    [`_State`]."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._dicts = [vars(module) for module in model.modules()]
-        self._hooks = torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks
+        modules = [*model.modules()]
+        self._dicts = [vars(module) for module in modules]
+        for module in modules:
+            held = module._parameters, module._modules, vars(module).get("scaling")
+            self._dicts += [each for each in held if each and isinstance(each, dict)]
+        self._hooks = [
+            *(torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks),
+            *(module._forward_pre_hooks for module in modules),
+            *(module._forward_hooks for module in modules),
+        ]
         self._weights = [weight for weight in model.parameters() if not weight.is_inference()]
         self.mark()
 
@@ -91,13 +99,7 @@ class Watch:
 
     def _now(self) -> tuple[Any, ...]:
         written = [(weight.data_ptr(), weight._version) for weight in self._weights]
-        # An attribute that is changed in place is the same object: its content is compared.
-        attributes = [
-            dict(value) if isinstance(value, dict) else [*value] if type(value) is list else value
-            for each in self._dicts
-            for value in each.values()
-        ]
-        return [*map(list, self._hooks)], written, attributes
+        return [*map(list, self._hooks)], written, [[*each.values()] for each in self._dicts]
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
