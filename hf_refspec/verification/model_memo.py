@@ -99,7 +99,8 @@ class Watch:
 
     def _now(self) -> tuple[Any, ...]:
         written = [(weight.data_ptr(), weight._version) for weight in self._weights]
-        return [*map(list, self._hooks)], written, [[*each.values()] for each in self._dicts]
+        hooks = [[*held] for held in self._hooks if held]
+        return hooks, written, [[*each.values()] for each in self._dicts]
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
