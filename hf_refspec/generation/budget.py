@@ -113,14 +113,14 @@ class PassCosts:
         """Counts a pass after texts of up to `length` tokens; a `plain` one had no draft."""
         steps = self._steps[_length_class(length)]
         taken = math.log(max(seconds, 1e-9))
-        cost = float(np.interp(tokens, TOKENS, self._log_costs))
+        cost = self._log_cost(tokens)
         if steps:
             relative = taken - median_low(steps)
             if self.knows(tokens):
                 self._surprises.append(relative - cost)
             if tokens > 1:
                 expected = float(np.interp(tokens, TOKENS, self._expected))
-                self._excess[bisect_right(TOKENS, tokens) - 1].append(relative - expected)
+                self._excess[_size(tokens)].append(relative - expected)
         if plain:
             steps.append(taken - cost)
         self.passes += 1
@@ -141,8 +141,7 @@ class PassCosts:
 
     def knows(self, tokens: int) -> bool:
         """True if passes over this number of tokens, or a little fewer, are well known."""
-        size = bisect_right(TOKENS, tokens) - 1
-        return tokens == 1 or len(self._excess[size]) >= COSTS.known_passes
+        return tokens == 1 or len(self._excess[_size(tokens)]) >= COSTS.known_passes
 
     def seconds(self, tokens: np.ndarray | int, length: int) -> np.ndarray:
         """The cost of a pass over each of these numbers of tokens, float64; 0 if nothing is known.
@@ -156,12 +155,12 @@ class PassCosts:
 
     def dearest(self, tokens: np.ndarray) -> np.ndarray:
         """The most that passes may cost, within reason, as multiples of the first, float64."""
-        first = math.exp(np.interp(tokens[0], TOKENS, self._log_costs))
+        first = math.exp(self._log_cost(int(tokens[0])))
         return np.interp(tokens, TOKENS, self._high_costs) / first
 
     def cheapest(self, tokens: int) -> int:
         """This number of tokens, or a larger measured one if that is cheaper."""
-        least = float(np.interp(tokens, TOKENS, self._log_costs)) - COSTS.padding_gain
+        least = self._log_cost(tokens) - COSTS.padding_gain
         for i in range(bisect_right(TOKENS, tokens), len(TOKENS)):
             if self.knows(TOKENS[i]) and self._log_costs[i] < least:
                 tokens = TOKENS[i]
@@ -177,6 +176,14 @@ class PassCosts:
         errors = COSTS.error * np.sqrt(distances)
         self._low_costs = np.exp(self._log_costs - errors)
         self._high_costs = np.exp(self._log_costs + errors)
+
+    def _log_cost(self, tokens: int) -> float:
+        return float(np.interp(tokens, TOKENS, self._log_costs))
+
+
+def _size(tokens: int) -> int:
+    """The index of the last of `TOKENS` up to this number."""
+    return bisect_right(TOKENS, tokens) - 1
 
 
 def _length_class(length: int) -> int:

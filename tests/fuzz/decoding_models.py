@@ -324,7 +324,6 @@ def checkpointing(side: Side, rng: random.Random) -> None:
 
 
 def copied(side: Side, rng: random.Random) -> None:
-    vars(side.model).pop("_cache", None)  # transformers' last static one, whose stream has no copy
     side.model, side.hooks = copy.deepcopy(side.model), []
 
 

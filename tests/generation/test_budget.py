@@ -183,7 +183,8 @@ def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_r
 def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right: int = 0) -> float:
     """The plain steps that wrong drafts cost a call of this number of tokens more than a hundredth
     of its time, behind a number of `right` ones. Passes take twice as long from some pass on."""
-    seconds, plain, budget = 0.0, 0.0, OneRow(AutoBudget(PassCosts()))
+    budget = OneRow(AutoBudget(PassCosts()))
+    seconds = plain = 0.0
     tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
     for number in range(-right, tokens):
         budget.drafter.calibration = Calibration()  # estimates that nothing corrects

@@ -21,7 +21,8 @@ def test_a_cache_goes_on_in_a_wider_type(models_by_type, model_type, attention, 
     model = copy.deepcopy(models_by_type(model_type))
     model.set_attn_implementation(attention)
     call = Call(model, rows)
-    caches, texts, drafter = [], [], None
+    caches, texts = [], []
+    drafter = None
     for _ in range(2):  # plainly, then with drafts
         cache = new_cache(model)
         with torch.autocast("cpu", torch.bfloat16, enabled=first == torch.bfloat16):
