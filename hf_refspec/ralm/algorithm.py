@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -78,7 +79,6 @@ class RaLMSeq:
     retriever: CheckedRetriever
     k: int  # passages that a step needs
     stats: RalmStats
-    clock: Callable[[], float]
 
     def run(self) -> None:
         """Generates until the text is finished and every step of it is verified."""
@@ -119,18 +119,17 @@ class RaLMSeq:
         self.text.commit(steps)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-        began = self.clock()
+        began = perf_counter()
         result = function(*args)
-        return result, self.clock() - began
+        return result, perf_counter() - began
 
 
 class RequestCache:
     """The ids from which a request speculates (section 3): retrieved ones, and `earlier` ones.
 
-    Beyond `limit` the oldest are dropped, but no id of the last addition."""
+    Beyond `MOST_CACHED` the oldest are dropped, but no id of the last addition."""
 
-    def __init__(self, limit: int = MOST_CACHED, earlier: np.ndarray = NO_IDS) -> None:
-        self._limit = limit
+    def __init__(self, earlier: np.ndarray = NO_IDS) -> None:
         self.newest_first = earlier  # int64, (n,)
         self.ids = np.sort(earlier)  # int64, (n,), ascending
 
@@ -138,7 +137,7 @@ class RequestCache:
         """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
         added = np.unique(ids)
         older = self.newest_first[~np.isin(self.newest_first, added, assume_unique=True)]
-        self.newest_first = np.concatenate([added, older])[: max(self._limit, len(added))]
+        self.newest_first = np.concatenate([added, older])[: max(MOST_CACHED, len(added))]
         self.ids = np.sort(self.newest_first)
 
 
@@ -192,7 +191,7 @@ class RaLMSpec(RaLMSeq):
             self.earlier = NO_IDS
 
     def _generate(self) -> None:
-        self.cache = RequestCache(earlier=self.earlier)
+        self.cache = RequestCache(self.earlier)
         self._running.clear()
         self._pending.clear()
         self._abandoned.clear()
@@ -230,7 +229,7 @@ class RaLMSpec(RaLMSeq):
 
     def _search(self, stride: int) -> None:
         """Begins a search with the queries of pending steps and of the one after them."""
-        began = self.clock()
+        began = perf_counter()
         queries = [query for query, _ in self._pending[:stride]]
         steps = [step for _, step in self._pending[:stride]]
         del self._pending[:stride]
@@ -239,7 +238,7 @@ class RaLMSpec(RaLMSeq):
         wide = self.speculation.prefetch_searches == "all"
         search = self._begin(queries, max(self.k, self.speculation.prefetch if wide else 1))
         self.stats.strides.append(len(queries))
-        overhead, waited = self.clock() - began, self.stats.waiting_seconds
+        overhead, waited = perf_counter() - began, self.stats.waiting_seconds
         self._running.append(_Verification(search, queries, steps, overhead, waited))
 
     def _speculate_while_searching(self) -> None:
@@ -249,7 +248,7 @@ class RaLMSpec(RaLMSeq):
             if self._another_search_pays():
                 self._search(len(self._pending) + 1)
             newest = self._running[-1]
-            elapsed = self.clock() - oldest.search.began
+            elapsed = perf_counter() - oldest.search.began
             batch = len(oldest.queries)
             pays = self.scheduler.one_more_pays(batch, self._unverified, elapsed)
             if self.text.finished or not pays:
@@ -270,7 +269,7 @@ class RaLMSpec(RaLMSeq):
         if self.speculation.max_gamma is not None or not self.speculation.asynchronous:
             return False
         apart = self.scheduler.measured.search(1) / self.retriever.concurrent_searches
-        return self.clock() - newest.search.began >= apart
+        return perf_counter() - newest.search.began >= apart
 
     def _verify(self, guess: Retrieved | None) -> None:
         """Waits for the oldest search, keeps the right steps, and generates the one after them.
@@ -279,15 +278,15 @@ class RaLMSpec(RaLMSeq):
         verification = self._running[0]
         measured = self.scheduler.measured
         waited = self.stats.waiting_seconds - verification.waited_before
-        busy_seconds = self.clock() - verification.search.began - waited
+        busy_seconds = perf_counter() - verification.search.began - waited
         found, seconds = self._wait(verification.search)
-        finished = self.clock()
+        finished = perf_counter()
         measured.record_search(len(verification.queries), seconds, busy_seconds)
         self._fill_cache(found)
         truths = [truth.first(self.k) for truth in found]
         reached = len(verification.steps)
         right = self._keep_right(truths)
-        measured.overheads.append(verification.overhead + self.clock() - finished)
+        measured.overheads.append(verification.overhead + perf_counter() - finished)
         if right < len(truths):
             step = self._take(verification.queries[right], truths[right])
             if guess is not None and right == reached:
@@ -334,21 +333,21 @@ class RaLMSpec(RaLMSeq):
             if search.answer.done():
                 self._abandoned.remove(search)
                 self._fill_cache(self.retriever.finish(search)[0])
-        began = self.clock()
+        began = perf_counter()
         ids = self.cache.ids
         found = Retrieved.best(ids, self.retriever.score(query.value, ids), self.k)
-        seconds = self.clock() - began
+        seconds = perf_counter() - began
         self.scheduler.measured.guesses.append(seconds)
         self.stats.add(cache_seconds=seconds)
         return found
 
     def _fill_cache(self, truths: Sequence[Retrieved]) -> None:
-        began = self.clock()
+        began = perf_counter()
         ids = np.concatenate([truth.ids for truth in truths])
         if self.neighbours is not None:
             ids = np.concatenate([ids, self.neighbours(ids)])
         self.cache.add(ids)
-        self.stats.add(cache_seconds=self.clock() - began)
+        self.stats.add(cache_seconds=perf_counter() - began)
 
     def _step(self, query: _Query, found: Retrieved, meanwhile: bool = False) -> Any:
         is_first = not (self.stats.steps or self._unverified)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -49,13 +49,10 @@ class CheckedRetriever:
     An answer with fewer than the `k` passages that a step needs is valid only if there are no more.
     The threads end with `close`, or when the retriever returns."""
 
-    def __init__(
-        self, retriever: Retriever, k: int, clock: Callable[[], float] = perf_counter
-    ) -> None:
+    def __init__(self, retriever: Retriever, k: int) -> None:
         self._retriever = retriever
         self._name = type(retriever).__name__
         self._k = k
-        self._clock = clock
         self._most_found = 0  # by one search: the retriever has at least this number of passages
         self.concurrent_searches: int = getattr(retriever, "concurrent_searches", 1)
         self._threads = ThreadPoolExecutor(self.concurrent_searches, "retrieval")
@@ -75,13 +72,13 @@ class CheckedRetriever:
         """Begins a search for the `count` best passages of each query."""
 
         def search() -> tuple[Any, float]:
-            began = self._clock()
+            began = perf_counter()
             found = call(self._retriever, "search", queries, count)
-            return found, self._clock() - began
+            return found, perf_counter() - began
 
         answer = self._threads.submit(search)
         self._running.append(answer)
-        return RunningSearch(queries, count, self._clock(), answer)
+        return RunningSearch(queries, count, perf_counter(), answer)
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
         """Waits for a search; returns the passages for each query, and the search's seconds."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import astuple, dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,6 @@ def generate_with_retrieval(
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
     stats: RalmStats | None = None,
     model_threads: int = 1,
-    clock: Callable[[], float] = perf_counter,
 ) -> RalmStats:
     """Generates until the text is finished and every step of it is verified.
 
@@ -59,13 +57,12 @@ def generate_with_retrieval(
             to further ones for the request cache (spatial locality; section 5.3).
         stats ([`RalmStats`], *optional*): It is cleared, filled and returned.
         model_threads (`int`, *optional*, defaults to 1): The threads that a step keeps busy.
-        clock (callable, *optional*): Returns seconds.
     """
     stats = RalmStats() if stats is None else stats
     stats.clear()
-    with closing(CheckedRetriever(retriever, k, clock)) as checked:
+    with closing(CheckedRetriever(retriever, k)) as checked:
         if speculation is None:
-            RaLMSeq(text, checked, k, stats, clock).run()
+            RaLMSeq(text, checked, k, stats).run()
             return stats
         _check_prefetch(retriever, speculation, k)
         keeps = speculation.max_gamma is None and hasattr(retriever, "__dict__")
@@ -85,7 +82,7 @@ def generate_with_retrieval(
         busy = search_threads + model_threads if search_threads else 1  # or it searches elsewhere
         contention = max(busy / usable_cores(), 1.0)
         request = RaLMSpec(
-            text, checked, k, stats, clock, speculation, scheduler, neighbours, contention, earlier
+            text, checked, k, stats, speculation, scheduler, neighbours, contention, earlier
         )
         request.run()
         stats.contention = scheduler.measured.contention

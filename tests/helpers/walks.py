@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hf_refspec.ralm import run
+from hf_refspec.ralm import algorithm, run
 from hf_refspec.ralm.checked_search import RunningSearch
 from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
@@ -132,9 +132,10 @@ class Timed:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run, "CheckedRetriever", lambda *args: self)
             patch.setattr(run, "usable_cores", lambda: 2)
-            options = {"clock": lambda: self.now, "model_threads": self.model_threads}
+            patch.setattr(algorithm, "perf_counter", lambda: self.now)
+            threads = {"model_threads": self.model_threads}
             try:
-                return generate_with_retrieval(self, self, speculation, 1, **options)
+                return generate_with_retrieval(self, self, speculation, 1, **threads)
             finally:
                 self.begun = []  # what it holds cannot be pickled
 

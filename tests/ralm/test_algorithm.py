@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_refspec.ralm import algorithm
 from hf_refspec.ralm.algorithm import RequestCache
 from hf_refspec.ralm.checked_search import RalmError
 from hf_refspec.ralm.options import RalmSpeculation
@@ -181,7 +183,7 @@ def test_as_published_no_search_begins_beside_another():
     assert several.to_dict() == alone.to_dict()
 
 
-def test_all_is_measured_by_the_clock_that_is_given():
+def test_all_is_measured_by_one_clock():
     stats = Timed().generated(None, length=10)
     assert (stats.model_seconds, stats.search_seconds) == (10, 500)
     assert stats.waiting_seconds == 500
@@ -215,9 +217,10 @@ def test_it_speculates_again_once_searches_take_longer():
     st.integers(3, 80),
 )
 def test_the_request_cache_holds_what_was_added_last(additions, most):
-    cache, last_added = RequestCache(most), {}
+    cache, last_added = RequestCache(), {}
     for number, ids in enumerate(additions):
-        cache.add(np.array(ids))
+        with patch.object(algorithm, "MOST_CACHED", most):
+            cache.add(np.array(ids))
         last_added.update(dict.fromkeys(ids, number))
         kept = sorted(last_added, key=lambda i: (-last_added[i], i))[: max(most, len(set(ids)))]
         last_added = {i: last_added[i] for i in kept}
