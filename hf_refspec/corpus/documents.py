@@ -29,7 +29,7 @@ from .rows import (
     read_rows,
     row_documents,
 )
-from .tokenise import Document
+from .tokenise import Document, vocabulary_size
 from .untrusted import printable
 
 logger = logging.getLogger("hf_refspec")
@@ -56,14 +56,13 @@ class Source:
 def open_source(
     documents: Any,
     tokenizer: PreTrainedTokenizerBase,
-    vocab_size: int,
     column: str | None = None,
     pattern: str = "*",
 ) -> Source:
     """Recognises documents, see [`Datastore.build`]; they are read only when needed.
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
-    neither a text nor ids, or has an id that is not below `vocab_size`."""
+    neither a text nor ids, or has an id that the tokenizer lacks."""
     name = "unnamed"
     license = names = None
     total = length_hint(documents) or None
@@ -106,7 +105,7 @@ def open_source(
         raise ValueError(f"column={column!r} is for datasets and files of rows, not for texts")
     else:
         found = zip(documents, names or (f"document {i}" for i in count()), strict=False)
-    read = _checked(found, vocab_size)
+    read = _checked(found, vocabulary_size(tokenizer))
     return Source(read, name, license, total, names)
 
 

@@ -108,6 +108,11 @@ def naming_failures(what: str) -> Iterator[None]:
         raise
 
 
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The smallest number above all of a tokenizer's ids."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def load_backend(content: str) -> Tokenizer:
     """Loads a tokenizer.json; the tokenizer neither truncates nor pads."""
     backend = Tokenizer.from_str(content)

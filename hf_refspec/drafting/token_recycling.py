@@ -205,7 +205,7 @@ class TokenRecycling(LookUp):
         # Loaded only where a table is built.
         from ..corpus.documents import open_source
         from ..corpus.tokenise import windows
-        from ..store.stored_tokenizer import public_name, vocabulary_size
+        from ..store.stored_tokenizer import public_name
 
         tokenizer = text_tokenizer(tokenizer)
         if max_tokens is not None:
@@ -214,7 +214,7 @@ class TokenRecycling(LookUp):
         table = drafter._table
         vocab_size = text_config(model).vocab_size
         drafter._take_vocabulary(vocab_size)
-        source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        source = open_source(documents, tokenizer, column, pattern)
 
         def texts() -> Iterator[np.ndarray]:
             for document in source.documents:

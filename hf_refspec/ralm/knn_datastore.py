@@ -37,7 +37,7 @@ from ..retrieval.vector_index import Index, index_type, squared_lengths
 from ..store.files import FileEntry, new_folder, read_arrays, write_arrays
 from ..store.folder_config import FolderConfig
 from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import public_name, vocabulary_size
+from ..store.stored_tokenizer import public_name
 from ..text_config import context_length, text_config, text_tokenizer
 
 _NEXT_ENTRIES = 10
@@ -182,7 +182,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
         fingerprint = model_fingerprint(model, layer)
-        source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        source = open_source(documents, tokenizer, column, pattern)
         with new_folder(path) as folder:
             keys, values = read_documents(
                 source.documents, tokenizer, model, layer, max_entries, progress
@@ -369,7 +369,7 @@ def read_documents(
 
 
 def read_windows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: str | Iterable[str]
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]
 ) -> Iterator[tuple[list[Window], torch.Tensor]]:
     """Yields batches of texts' windows, of the model's context length or at most 1,024 tokens.
 
@@ -377,7 +377,7 @@ def read_windows(
     length = min(context_length(model) or _LONGEST, _LONGEST)
 
     def tokenized() -> Iterator[np.ndarray]:
-        for text in [texts] if isinstance(texts, str) else texts:
+        for text in texts:
             # With the special tokens that a prompt gets.
             yield np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
 

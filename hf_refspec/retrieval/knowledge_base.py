@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import tokenised
+from ..corpus.tokenise import tokenised, vocabulary_size
 from ..kernels.compilation import usable_cores
 from ..messages import check_ids, require
 from ..notebooks import is_hidden
@@ -30,7 +30,7 @@ from ..store.folder_config import FolderConfig, token_dtype
 from ..store.hub import cell
 from ..store.names import model_source
 from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import public_name, vocabulary_size
+from ..store.stored_tokenizer import public_name
 from ..text_config import text_tokenizer
 
 # Texts passed to the encoder at once, enough for it to sort them by length.
@@ -172,8 +172,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """
         embedder = None if encoder is None else TextEncoder(encoder)
         tokenizer = text_tokenizer(tokenizer)
-        vocab_size = vocabulary_size(tokenizer)
-        source = open_source(documents, tokenizer, vocab_size, column, pattern)
+        source = open_source(documents, tokenizer, column, pattern)
         about = {"encoder": embedder and embedder.name, **source.about(corpus_name, license)}
         with new_folder(path) as folder:
             tokens, bounds = _cut_passages(source, tokenizer, chunk_length, progress)
@@ -190,7 +189,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             passages = {"tokens": tokens, "bounds": bounds}
             KnowledgeBaseConfig.made_for(
                 tokenizer,
-                vocab_size=vocab_size,
+                vocab_size=vocabulary_size(tokenizer),
                 chunk_length=chunk_length,
                 passages=count,
                 tokens=len(tokens),

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import tokenised
+from ..corpus.tokenise import tokenised, vocabulary_size
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
 from ..messages import check_count
@@ -45,7 +45,7 @@ from .shards import (
     without_documents,
     write_shard,
 )
-from .stored_tokenizer import public_name, vocabulary_size
+from .stored_tokenizer import public_name
 
 SHARD_TOKENS = 32_000_000
 # By its name the number of a document, counted over all shards, and a checksum of its tokens.
@@ -139,7 +139,7 @@ def _with_documents(
     options: BuildOptions,
 ) -> tuple[StoreConfig, Source]:
     """The config after documents are added; config.json does not name its new files yet."""
-    source = open_source(documents, tokenizer, config.vocab_size, options.column, options.pattern)
+    source = open_source(documents, tokenizer, options.column, options.pattern)
     known = None
     if options.deduplicate and source.names is None:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)

@@ -38,10 +38,11 @@ from typing import (
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..corpus.tokenise import vocabulary_size
 from ..corpus.untrusted import DatastoreError, read_small
 from ..text_config import text_tokenizer
 from .files import CONFIG, FileEntry, check_file, sync_folder, write_bytes
-from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
+from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -50,11 +50,6 @@ def _fingerprint(content: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The smallest number above all of a tokenizer's ids."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
 def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> str:
     """The name of a tokenizer or a model (or of its folder), for people; never a local path."""
     found = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", None)

@@ -88,7 +88,7 @@ def test_a_column_of_something_else_than_chats_is_named(read):
 def test_without_a_template_each_turn_is_a_document(tokenizer):
     without_template = changed(tokenizer, chat_template=None)
     for rows in (dataset(messages=[CHAT, []]), dataset(data=[["hi", "hello"], []])):
-        documents = list(open_source(rows, without_template, 259).documents)
+        documents = list(open_source(rows, without_template).documents)
         assert [len(document) for document in documents] == [2, 5, 0]
         assert documents[:2] == ["hi", "hello"]
 
@@ -97,7 +97,7 @@ def test_a_chat_that_the_template_refuses_is_read_by_turns(tokenizer, caplog):
     refusal = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
     strict = changed(tokenizer, chat_template=refusal + tokenizer.chat_template)
     rows = dataset(conversations=[SHAREGPT[1:], SHAREGPT])
-    assert list(open_source(rows, strict, 259).documents) == ["hello", RENDERED]
+    assert list(open_source(rows, strict).documents) == ["hello", RENDERED]
     assert "refused 1 chat; each turn" in caplog.text
 
 

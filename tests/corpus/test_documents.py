@@ -106,7 +106,7 @@ def test_files_and_lists_of_files(read, folder):
 
 def test_names_have_no_folders_of_this_machine(tokenizer, folder):
     def name(source):
-        return open_source(source, tokenizer, 259).name
+        return open_source(source, tokenizer).name
 
     assert name(folder) == "corpus"
     assert name([folder / "b.py", folder / "a"]) == "b.py, a"

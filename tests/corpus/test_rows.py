@@ -169,7 +169,7 @@ def test_rows_are_read_as_a_stream(tokenizer, tmp_path, name):
     path = write(tmp_path / name, [{"text": LONG}] * 100)
     tracemalloc.start()
     try:
-        lengths = [len(text) for text in open_source(path, tokenizer, 259).documents]
+        lengths = [len(text) for text in open_source(path, tokenizer).documents]
         assert tracemalloc.get_traced_memory()[1] < 20 * len(LONG) < 100 * len(LONG)
     finally:
         tracemalloc.stop()

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from hf_refspec.apps.cli.search import search as searched
+from hf_refspec.corpus.tokenise import vocabulary_size
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -21,7 +22,6 @@ from hf_refspec.store.stored_tokenizer import (
     public_name,
     read_tokenizer,
     tokenizer_fingerprint,
-    vocabulary_size,
 )
 from tests.helpers.stored import entry_of
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...corpus.tokenise import vocabulary_size
 from ...drafting.stats import DraftStats
 from ...messages import counted
 from ...model_check import check as checked
-from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
 from ..bench import measure
 from ..bench.measure import ANSWERS, Chat, read_chats, rendered, taking_turns

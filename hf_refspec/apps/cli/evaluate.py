@@ -16,7 +16,6 @@ from ...messages import counted
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError
-from ...store.stored_tokenizer import vocabulary_size
 from ...text_config import text_config
 from ...version import __version__
 from ..bench import measure
@@ -58,8 +57,7 @@ def evaluate(args: Namespace) -> int:
     if args.prompts is not None:
         chats = rendered(read_chats(args.prompts, turns=1), tokenizer, args.limit)
     else:
-        vocabulary = vocabulary_size(tokenizer)
-        opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
+        opened = open_source(args.texts, tokenizer, args.column, args.pattern)
         first = islice(opened.documents, _TEXTS)
         texts = [text[: 1 << 12] for text in first if isinstance(text, str)]
         chosen = texts[:: max(len(texts) // args.limit, 1)][: args.limit]
