@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from operator import length_hint
@@ -14,9 +15,11 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..messages import counted, require
+from ..notebooks import is_hidden
 from ..version import __version__
 from .rows import (
     ROWS,
@@ -29,7 +32,7 @@ from .rows import (
     read_rows,
     row_documents,
 )
-from .tokenise import Document, vocabulary_size
+from .tokenise import Document, tokenised, vocabulary_size
 from .untrusted import printable
 
 logger = logging.getLogger("hf_refspec")
@@ -51,6 +54,16 @@ class Source:
         """The entries of a config.json's `source`; the user's own name and licence come first."""
         about = {"corpus": corpus_name or self.name, "license": license or self.license}
         return about | {"hf_refspec": __version__}
+
+    @contextmanager
+    def tokenised(
+        self, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype, threads: int, progress: bool
+    ) -> Iterator[Iterable[np.ndarray]]:
+        """The ids (n,) of each document, see [`tokenised`], below a progress bar."""
+        read = tokenised(self.documents, tokenizer, dtype, threads)
+        shown = {"desc": "tokenizing", "unit": " documents", "total": self.total}
+        with closing(read), tqdm(read, disable=is_hidden(progress), **shown) as bar:
+            yield bar
 
 
 def open_source(

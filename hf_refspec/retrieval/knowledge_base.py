@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
@@ -21,7 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import tokenised, vocabulary_size
+from ..corpus.tokenise import vocabulary_size
 from ..kernels.compilation import usable_cores
 from ..messages import check_ids, require
 from ..notebooks import is_hidden
@@ -232,10 +231,8 @@ def _cut_passages(
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
-    shown = {"total": source.total, "disable": is_hidden(progress)}
-    read = tokenised(source.documents, tokenizer, dtype, usable_cores())
-    with closing(read), tqdm(read, desc="reading", unit=" documents", **shown) as bar:
-        for ids in bar:
+    with source.tokenised(tokenizer, dtype, usable_cores(), progress) as read:
+        for ids in read:
             tokens.append(ids)
             # As few passages as possible, of about equal length.
             count = -(-len(ids) // chunk_length)

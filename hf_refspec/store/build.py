@@ -11,21 +11,19 @@ import math
 from bisect import bisect
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import tokenised, vocabulary_size
+from ..corpus.tokenise import vocabulary_size
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
 from ..messages import check_count
-from ..notebooks import is_hidden
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import (
     Blocks,
@@ -147,10 +145,8 @@ def _with_documents(
     old = read_names(folder, config.names_file)
     names = dict(old)
     threads = options.num_proc or usable_cores()
-    shown = {"total": source.total, "disable": is_hidden(options.progress)}
-    read = tokenised(source.documents, tokenizer, config.token_dtype, threads)
-    with closing(read), tqdm(read, desc="tokenizing", unit=" documents", **shown) as bar:
-        tokens = _new(bar, known, options.max_tokens)
+    with source.tokenised(tokenizer, config.token_dtype, threads, options.progress) as read:
+        tokens = _new(read, known, options.max_tokens)
         if source.names is not None:
             tokens = _named(tokens, source.names, names, config.documents)
         new = _write_shards(folder, _packed(tokens, options.shard_tokens, config))
