@@ -58,25 +58,20 @@ def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: in
 
 
 def rest_tree(
-    texts: Sequence[IndexedText],
-    context: np.ndarray,
-    min_match: int,
-    budget: int,
-    max_continuations: int = REST_PLACES,
-    continuation_length: int = CONTINUATION_LENGTH,
+    texts: Sequence[IndexedText], context: np.ndarray, min_match: int, budget: int
 ) -> TreeArrays:
     """REST's draft tree of a context (n,), as its authors' code has it.
 
     It has the `budget` most frequent nodes of the trie of the longest match's continuations, which
-    [`cut_to_choices`] then thins out. In each text the first `max_continuations` by the suffix
-    array are read, `continuation_length` tokens each. See [`all_matches`]."""
+    [`cut_to_choices`] then thins out. In each text the first `REST_PLACES` by the suffix array are
+    read, `CONTINUATION_LENGTH` tokens each. See [`all_matches`]."""
     first = []  # places of the longest match in each text
     for match in all_matches(texts, context, min_match)[:1]:
         begins, ends = match.ranges.T
-        ranges = np.stack([begins, np.minimum(ends, begins + max_continuations)], axis=1)
+        ranges = np.stack([begins, np.minimum(ends, begins + REST_PLACES)], axis=1)
         first.append(Match(match.length, ranges, int((ranges[:, 1] - begins).sum())))
     counts = [match.count for match in first]
-    tree = trie_tree(texts, first, counts, [continuation_length], budget, 0.0)
+    tree = trie_tree(texts, first, counts, [CONTINUATION_LENGTH], budget, 0.0)
     return cut_to_choices(*tree, budget)
 
 
@@ -108,20 +103,15 @@ def cut_to_choices(tokens, parents, probs, choices):
 
 
 def mixed_tree(
-    texts: Sequence[IndexedText],
-    context: np.ndarray,
-    min_match: int,
-    budget: int,
-    max_continuations: int = MIXED_PLACES,
-    continuation_length: int = CONTINUATION_LENGTH,
+    texts: Sequence[IndexedText], context: np.ndarray, min_match: int, budget: int
 ) -> TreeArrays:
     """Grows a draft tree of what followed matches of several lengths of a context (n,).
 
     It takes, returns and raises what [`rest_tree`] does, and reads the longest match `FURTHER`
-    times as far as `continuation_length`. See [`grow_trie`]."""
+    times as far as `CONTINUATION_LENGTH`. See [`grow_trie`]."""
     matches, probs = mixed_matches(texts, context, min_match)
-    quotas = [max(FEWEST_ROWS, int(max_continuations * (p / sum(probs)))) for p in probs]
-    limits = [continuation_length * (1 if i else FURTHER) for i in range(len(matches))]
+    quotas = [max(FEWEST_ROWS, int(MIXED_PLACES * (p / sum(probs)))) for p in probs]
+    limits = [CONTINUATION_LENGTH * (1 if i else FURTHER) for i in range(len(matches))]
     return trie_tree(texts, matches, quotas, limits, budget, PSEUDO_COUNT)
 
 

@@ -26,7 +26,7 @@ def forms_of(text: list[int]):
         found = Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)).most_common()
         orders.append(np.array([ngram for ngram, _ in found], np.int32).reshape(-1, n))
         counts += [count for _, count in found]
-        trees += [mixed_tree(indexed, ngram, 1, 8, 100, 3) for ngram in orders[-1]]
+        trees += [mixed_tree(indexed, ngram, 1, 8) for ngram in orders[-1]]
     return orders, np.array(counts), trees
 
 

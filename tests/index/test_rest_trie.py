@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -44,9 +45,11 @@ def occurrences(documents, pattern: list[int]) -> list[list[int]]:
 
 
 def grown_by(grow):
-    def grown(texts, context, budget=999, max_continuations=ALL, length=4, min_match=1):
+    def grown(texts, context, budget=999, places=ALL, length=4):
         context = np.array(context, np.int32)
-        return DraftTree(*grow(texts, context, min_match, budget, max_continuations, length))
+        read = {"REST_PLACES": places, "MIXED_PLACES": places, "CONTINUATION_LENGTH": length}
+        with patch.multiple(rest_trie, **read):
+            return DraftTree(*grow(texts, context, 1, budget))
 
     return grown
 
@@ -54,10 +57,11 @@ def grown_by(grow):
 rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(rest_trie.mixed_tree)
 
 
-def sampled(texts, context, min_match, budget, most, length):
+def sampled(texts, context, min_match, budget):
     """The longest match alone, of which places are read evenly."""
     longest = all_matches(texts, context, min_match)[:1]
-    return rest_trie.trie_tree(texts, longest, [most], [length], budget, 0.0)
+    places, length = rest_trie.REST_PLACES, rest_trie.CONTINUATION_LENGTH
+    return rest_trie.trie_tree(texts, longest, [places], [length], budget, 0.0)
 
 
 sampled_tree = grown_by(sampled)
@@ -232,7 +236,7 @@ def test_a_tree_of_a_sample_is_nearly_that_of_all():
     rng = np.random.default_rng(0)
     documents = [[0, int(token), 1] for token in rng.choice(20, 6000, p=np.arange(1, 21) / 210)]
     texts = shards_of(documents, 3, vocab_size=20)
-    sample = nodes_of(sampled_tree(texts, [0], max_continuations=300, length=1))
+    sample = nodes_of(sampled_tree(texts, [0], places=300, length=1))
     for path, prob in nodes_of(sampled_tree(texts, [0], length=1)).items():
         assert sample.get(path, 0.0) == pytest.approx(prob, abs=3 / 300)
 
@@ -240,5 +244,5 @@ def test_a_tree_of_a_sample_is_nearly_that_of_all():
 def test_rest_reads_the_first_continuations_of_each_text():
     documents = [[0, token] for token in (1, 1, 2, 3, 3, 3)]
     texts = [*shards_of(documents, vocab_size=9), *shards_of([[0, 3]], vocab_size=9)]
-    nodes = nodes_of(rest_tree(texts, [0], max_continuations=3))
+    nodes = nodes_of(rest_tree(texts, [0], places=3))
     assert nodes == pytest.approx({(1,): 2 / 4, (2,): 1 / 4, (3,): 1 / 4})
