@@ -69,14 +69,12 @@ def map_suffixes(folder: Path, shard: ShardEntry) -> np.ndarray:
     return read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
 
 
-def split_documents(
-    texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
-) -> Iterator[np.ndarray]:
+def split_documents(texts: Iterable[np.ndarray], separator: int) -> Iterator[np.ndarray]:
     """Yields the documents (d,) of texts (n,) without separators; one can continue in the next."""
     begun: list[np.ndarray] = []
     for text in texts:
-        for begin in range(0, len(text), block):
-            tokens = text[begin : begin + block]
+        for begin in range(0, len(text), _BLOCK):
+            tokens = text[begin : begin + _BLOCK]
             start = 0
             for end in np.flatnonzero(tokens == separator):
                 yield np.concatenate([*begun, tokens[start:end]])

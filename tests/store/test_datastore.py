@@ -18,10 +18,10 @@ from safetensors.numpy import load_file, save_file
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.store import shards
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
-from hf_refspec.store.shards import split_documents
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 from tests.helpers.datastores import (
     DOCUMENTS,
@@ -119,11 +119,9 @@ def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("cuts", [(), (330,), (1, 2, 3), (40, 41, 600)])
 @pytest.mark.parametrize("block", [1, 2, 7, 100, 1 << 20])
-def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, cuts, block):
+def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, cuts, block, monkeypatch):
+    monkeypatch.setattr(shards, "_BLOCK", block)
     store = write_store(tmp_path / "store", DOCUMENTS, cuts=cuts)
-    texts = [shard.tokens for shard in store.shards]
-    found = split_documents(texts, store.config.separator, block)
-    assert [document.tolist() for document in found] == DOCUMENTS
     assert [document.tolist() for document in store.iter_documents()] == DOCUMENTS
 
 
@@ -184,8 +182,8 @@ def write_zeros(folder: Path, length: int, number: int) -> ShardEntry:
 
 def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):
     length = 2**31 - 2
-    shards = [write_zeros(tmp_path, length, number) for number in (1, 2)]
-    StoreConfig("f", "t", 300, {}, shards).write(tmp_path)
+    zeros = [write_zeros(tmp_path, length, number) for number in (1, 2)]
+    StoreConfig("f", "t", 300, {}, zeros).write(tmp_path)
     before = memory()
     store = Datastore(tmp_path)
     assert store.tokens == 2 * length  # 26 GB
