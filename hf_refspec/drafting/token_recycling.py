@@ -239,8 +239,8 @@ class TokenRecycling(LookUp):
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
         table.keep_for_pickles()
-        corpus = {"corpus": corpus_name or source.name, "license": license or source.license}
-        drafter._use(table, _Origin(public_name(model), tokenizer, corpus))
+        about = source.about(corpus_name, license)
+        drafter._use(table, _Origin(public_name(model), tokenizer, about))
         return drafter
 
     @classmethod
