@@ -43,7 +43,6 @@ from .shards import (
     without_documents,
     write_shard,
 )
-from .stored_tokenizer import public_name
 
 SHARD_TOKENS = 32_000_000
 # By its name the number of a document, counted over all shards, and a checksum of its tokens.
@@ -92,9 +91,7 @@ def extend_store(
 ) -> None:
     """Writes what [`Datastore.add`] adds, replaces and merges into new files."""
     with _changing(folder) as old:
-        old.check_tokenizer(
-            folder, tokenizer, f"it cannot be extended with {public_name(tokenizer)}"
-        )
+        old.check_tokenizer(folder, tokenizer)
         config, source = _with_documents(folder, old, documents, tokenizer, options)
         if config.shards == old.shards:
             return

@@ -29,6 +29,7 @@ from .crest import (
 )
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig
 from .files import DatastoreError, check_writable, copy_file, new_folder, only_writer
+from .folder_config import FolderConfig
 from .shards import map_suffixes, map_tokens, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import read_tokenizer
@@ -62,7 +63,6 @@ class Datastore(StoredFolder[StoreConfig]):
     """
 
     config_type = StoreConfig
-    remedy = "make one with retokenize()"
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Datastore(StoredFolder[StoreConfig]):
         return Datastore.build(texts(), tokenizer, path, **options)
 
     @classmethod
-    def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> Any:
+    def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> FolderConfig:
         return config.in_form(form)
 
     @property

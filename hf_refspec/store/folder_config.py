@@ -58,6 +58,7 @@ class FolderConfig:
 
     NOUN: ClassVar[str]  # what the folder is, for messages
     FORMAT_VERSION: ClassVar[int] = 1
+    REMEDY: ClassVar[str] = "build one"  # where it was made for another tokenizer
     FILES: ClassVar[tuple[re.Pattern[str], ...]]  # the names that its files can have
     HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is the tokenizer's
 
@@ -70,9 +71,10 @@ class FolderConfig:
         tokenizer = text_tokenizer(tokenizer)
         return cls(tokenizer_fingerprint(tokenizer), public_name(tokenizer), **entries)
 
-    def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
+    def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuses a tokenizer that the folder at `path` was not made for."""
         tokenizer = text_tokenizer(tokenizer)
+        remedy = f"{self.REMEDY} for this tokenizer"
         check_tokenizer(path, tokenizer, remedy, self.fingerprint, self.tokenizer)
         found = vocabulary_size(tokenizer)
         stated = getattr(self, "vocab_size", None)

@@ -50,7 +50,6 @@ class StoredFolder(Generic[C]):
     """
 
     config_type: ClassVar[type[Any]]
-    remedy: ClassVar[str] = "build one"
     path: Path
     config: C
 
@@ -137,7 +136,7 @@ class StoredFolder(Generic[C]):
         return cls(folder, *args, **options)
 
     @classmethod
-    def _part(cls, config: Any, *_: Any, **__: Any) -> Any:
+    def _part(cls, config: Any, *_: Any, **__: Any) -> FolderConfig:
         """The part of a config that the class, with these arguments, opens."""
         return config
 
@@ -222,15 +221,14 @@ class StoredFolder(Generic[C]):
     @property
     def _open_part(self) -> FolderConfig:
         """The part of the config that is open."""
-        part: FolderConfig = self._part(self.config, *self._arguments)
-        return part
+        return self._part(self.config, *self._arguments)
 
     def _damaged(self, entry: FileEntry, reason: str) -> DatastoreError:
         return DatastoreError(f"{self.path / entry.name} is damaged: {reason}")
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raises a DatastoreError for a tokenizer that the folder was not made for."""
-        self.config.check_tokenizer(self.path, tokenizer, f"{self.remedy} for this tokenizer")
+        self.config.check_tokenizer(self.path, tokenizer)
 
 
 def _read_card(folder: Path) -> bytes | None:
