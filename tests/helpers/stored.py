@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from hf_refspec.store.datastore_config import (
     NgramsEntry,
@@ -22,6 +24,7 @@ from hf_refspec.store.files import (
     read_arrays,
     write_arrays,
 )
+from hf_refspec.store.stored_folder import StoredFolder
 
 SHARD = ShardEntry(
     tokens=7,
@@ -53,6 +56,13 @@ def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
 def content_of(folder: Path) -> dict[str, bytes]:
     """All files of a folder."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def rewrite(stored: StoredFolder, name: str, **changes: np.ndarray) -> None:
+    """Changes arrays of the file that config.json names so, and its checksum with them."""
+    path = stored.path / getattr(stored.config, name).name
+    entry = write_arrays(path, load_file(path) | changes)
+    replace(stored.config, **{name: entry}).write(stored.path)
 
 
 def flip_last_bit(path: Path) -> None:

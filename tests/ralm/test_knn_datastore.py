@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,11 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.corpus.tokenise import windows
 from hf_refspec.ralm.knn_datastore import KnnDatastore, recorded
-from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.hub import card
 from hf_refspec.text_config import text_config
 from tests.helpers.architectures import ARCHITECTURES
 from tests.helpers.knn_texts import CORPUS, generate
+from tests.helpers.stored import rewrite
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +186,10 @@ class TestDamage:
     @pytest.fixture
     def damaged(self, path, tmp_path):
         def write(name, change):
-            arrays = load_file(path / "entries.safetensors")
-            arrays[name] = arrays[name].copy()
-            change(arrays[name])
-            entry = write_arrays(tmp_path / "entries.safetensors", arrays)
-            replace(KnnDatastore(path).config, file=entry).write(tmp_path)
+            shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+            array = load_file(path / "entries.safetensors")[name]
+            change(array)
+            rewrite(KnnDatastore(tmp_path), "file", **{name: array})
             return tmp_path
 
         return write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.files import DatastoreError
+from tests.helpers.stored import rewrite
 from tests.helpers.texts import TEXTS, bag_of_words, queries_of, some_texts
 
 
@@ -75,8 +75,7 @@ def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
     base = KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, tmp_path / "base")
     embeddings = np.array(base.embeddings)
     embeddings[-1, -1] = np.nan
-    entry = write_arrays(base.path / "embeddings.safetensors", {"embeddings": embeddings})
-    replace(base.config, embeddings_file=entry).write(base.path)
+    rewrite(base, "embeddings_file", embeddings=embeddings)
     with pytest.raises(DatastoreError, match=r"embedding of passage 399 of .* is NaN"):
         DenseRetriever(KnowledgeBase(base.path, tokenizer), bag_of_words)
 

@@ -13,21 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.hub import card
+from tests.helpers.stored import rewrite
 from tests.helpers.texts import DIMENSION, bag_of_words, some_texts
 
 
 def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
     documents = some_texts(30) if documents is None else documents
     return KnowledgeBase.build(documents, tokenizer, encoder, path, **options)
-
-
-def rewrite(base, file, **changes):
-    """Changes arrays of a file, and config.json with them."""
-    path = base.path / f"{file}.safetensors"
-    entry = write_arrays(path, load_file(path) | changes)
-    replace(base.config, **{f"{file}_file": entry}).write(base.path)
 
 
 @pytest.fixture
@@ -134,7 +128,7 @@ BOUNDS = {
 @pytest.mark.parametrize("change", BOUNDS.values(), ids=BOUNDS)
 def test_bounds_that_are_none_are_refused(base, tokenizer, change):
     bounds = change(load_file(base.path / "passages.safetensors")["bounds"])
-    rewrite(base, "passages", bounds=np.array(bounds, np.int64))
+    rewrite(base, "passages_file", bounds=np.array(bounds, np.int64))
     with pytest.raises(DatastoreError, match="bounds do not cut it into passages of 1 to 64"):
         KnowledgeBase(base.path, tokenizer)
 
@@ -170,7 +164,7 @@ def test_a_config_that_is_not_true_is_refused(base, tokenizer, key, value):
 def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_read(base, tokenizer):
     tokens = load_file(base.path / "passages.safetensors")["tokens"]
     tokens[2] = 60_000
-    rewrite(base, "passages", tokens=tokens)
+    rewrite(base, "passages_file", tokens=tokens)
     damaged = KnowledgeBase(base.path, tokenizer)
     assert damaged.text(1) == some_texts(30)[1]
     with pytest.raises(DatastoreError, match="passage 0 has the token 60000"):

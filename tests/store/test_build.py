@@ -103,6 +103,13 @@ def test_all_kinds_of_sources_give_the_same_bytes(tmp_path, tokenizer, store):
         assert content_of(path) == content_of(store)
 
 
+def test_the_first_tokens_of_a_corpus(tmp_path, tokenizer):
+    rows = datasets.Dataset.from_dict({"text": ["abcd", "efg", "hij", "k"]})
+    for most, count in ((1, 1), (5, 1), (6, 2), (9, 2), (10, 3), (100, 4)):
+        store = Datastore.build(rows, tokenizer, tmp_path / str(most), max_tokens=most)
+        assert store.documents == count
+
+
 HUGE = "".join(some_texts(40, seed=1))
 
 

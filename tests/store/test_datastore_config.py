@@ -221,18 +221,14 @@ def test_no_datastore_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (os.mkdir, "is not a file"),
-        (os.mkfifo, "is not a file"),
-        (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
-    ],
+    "make",
+    [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")],
     ids=["folder", "pipe", "zeros"],
 )
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make, message):
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make):
     make(tmp_path / "config.json")
-    assert f"config.json {message}" in refusal(tmp_path)
+    assert "config.json is not a file" in refusal(tmp_path)
     make(tmp_path / SHARD.tokens_file.name)
     for read in readers(tmp_path, SHARD.tokens_file):
-        with pytest.raises(DatastoreError, match=f"tokens-00001.safetensors {message}"):
+        with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors is not a file"):
             read()

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Observation
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
-from hf_refspec.store.folder_config import token_dtype
 from hf_refspec.store.hub import card as card_of
 from hf_refspec.store.recycling_table import RecyclingTable
 from tests.helpers.byte_model import word_tokenizer
+from tests.helpers.stored import rewrite
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]
 
@@ -133,24 +133,6 @@ def test_another_tokenizer_and_another_vocabulary_are_refused(folder, tokenizer)
         opened.begin(np.array([1]), 99)
 
 
-def change_config(folder: Path, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-def arrays_of(folder: Path) -> dict[str, np.ndarray]:
-    config = json.loads((folder / "config.json").read_text())
-    ids, count = token_dtype(config["vocab_size"]), config["contexts"]
-    expected = {
-        "contexts": (ids, 3 * count),
-        "tokens": (ids, 8 * count),
-        "probs": (np.dtype(np.float16), 8 * count),
-        "counts": (np.dtype(np.float32), config["vocab_size"]),
-    }
-    arrays = read_arrays(folder, FileEntry(**config["table_file"]), expected)
-    return {name: array.copy() for name, array in arrays.items()}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -164,15 +146,16 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray]:
     ],
 )
 def test_numbers_out_of_their_range_are_refused(folder, tokenizer, name, value, message):
-    arrays = arrays_of(folder)
-    arrays[name][0] = value
-    change_config(folder, table_file=vars(write_arrays(folder / "table.safetensors", arrays)))
+    array = load_file(folder / "table.safetensors")[name]
+    array[0] = value
+    rewrite(RecyclingTable(folder, tokenizer), "table_file", **{name: array})
     with pytest.raises(rs.DatastoreError, match=message):
         rs.TokenRecycling.from_pretrained(folder, tokenizer)
 
 
 @pytest.mark.parametrize(("key", "value"), [("contexts", 0), ("top_k", 3), ("context", 4)])
 def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
-    change_config(folder, **{key: value})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(rs.DatastoreError, match="is damaged"):
         rs.TokenRecycling.from_pretrained(folder, tokenizer)
