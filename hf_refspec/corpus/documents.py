@@ -24,13 +24,12 @@ from ..version import __version__
 from .rows import (
     ROWS,
     Row,
-    columns_of,
     dataset_rows,
     kind_of,
-    mapping_rows,
     read_content,
     read_rows,
     row_documents,
+    row_of,
 )
 from .tokenise import Document, tokenised, vocabulary_size
 from .untrusted import printable
@@ -111,7 +110,7 @@ def open_source(
         first = [*islice(rest, 1)]
         documents = chain(first, rest)
         if names is None and first and isinstance(first[0], Mapping):
-            rows = mapping_rows(documents, column)
+            rows = (row_of(row, column, f"document {i}") for i, row in enumerate(documents))
     if rows is not None:
         found = row_documents(rows, tokenizer)
     elif column is not None:
@@ -199,14 +198,13 @@ def _file_rows(files: list[tuple[Path, bool]], column: str | None) -> Iterator[R
         is_of_rows = kind in ROWS and (is_named or kind in (".jsonl", ".parquet"))
         if is_of_rows or (kind in ROWS and _begins_with_document(path, column)):
             for number, row in read_rows(path, errors="surrogateescape"):
-                place = f"{printable(path)}, row {number}"
-                yield row, columns_of(row, column, place), place
+                yield row_of(row, column, f"{printable(path)}, row {number}")
             continue
         content = read_content(path)
         text = content.decode("utf-8", errors="replace")
         if text.encode("utf-8") != content:
             damaged.append(path)
-        yield {"text": text}, ["text"], printable(path)
+        yield [text], printable(path)
     if damaged:
         logger.warning(
             "replaced invalid bytes in %d of %s, which should be UTF-8 (the first: %s)",
@@ -218,7 +216,7 @@ def _file_rows(files: list[tuple[Path, bool]], column: str | None) -> Iterator[R
 
 def _begins_with_document(path: Path, column: str | None) -> bool:
     try:
-        return any(columns_of(row, column, "") for _, row in islice(read_rows(path), 1))
+        return any(row_of(row, column, "") for _, row in islice(read_rows(path), 1))
     except ValueError:
         return False
 

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from ..messages import counted, require
 from .untrusted import DatastoreError, one_line, open_file, printable
 
-# A row, its columns that are a document, and its name for people.
-Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
+# The values of a row's columns that are a document, and its name for people.
+Row: TypeAlias = tuple[list[Any], str]
 
 logger = logging.getLogger("hf_refspec")
 
@@ -155,13 +155,13 @@ def _csv_rows(file: TextIO) -> Iterator[dict[str, str]]:
         yield row
 
 
-def columns_of(row: Any, column: str | None, place: str) -> list[str]:
-    """The columns of a row that are its document; rows may differ in them."""
+def row_of(row: Any, column: str | None, place: str) -> Row:
+    """A row by its own columns, in which rows that are not of a dataset may differ."""
     row = row if isinstance(row, Mapping) else {}
     filled = {name: value for name, value in row.items() if not _is_empty(value)}
     empty_chats = [name for name in _CHAT_COLUMNS if name in row and name not in filled]
     found = _chosen([*filled], [filled]) or _chosen([*row], [row]) or empty_chats[:1]
-    return _valid(found, column, [*row], place)
+    return [row[name] for name in _valid(found, column, [*row], place)], place
 
 
 def _is_empty(value: Any) -> bool:
@@ -192,14 +192,7 @@ def dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
         columns = _valid(_chosen(names, sample), column, names, "the dataset")
     logger.info("reading the column %s", " and ".join(map(repr, columns)))
     kept = enumerate(dataset.select_columns(columns))
-    return ((row, columns, f"document {i}") for i, row in kept)
-
-
-def mapping_rows(rows: Iterable[Mapping[str, Any]], column: str | None) -> Iterator[Row]:
-    """Rows that are not from a file, which may differ in their columns."""
-    for number, row in enumerate(rows):
-        place = f"document {number}"
-        yield row, columns_of(row, column, place), place
+    return (([row[name] for name in columns], f"document {i}") for i, row in kept)
 
 
 def _chosen(names: list[str], sample: list[Any]) -> list[str]:
@@ -217,8 +210,8 @@ def row_documents(
     Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's
     authors (arXiv 2311.08252)."""
     refused = skipped = 0
-    for row, columns, place in rows:
-        values = [row[name] for name in columns if row[name] is not None]
+    for columns, place in rows:
+        values = [value for value in columns if value is not None]
         value = values[0] if values else ""
         if len(values) > 1:  # a prompt and its completion
             if type(value) is not type(values[1]):
