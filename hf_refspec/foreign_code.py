@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 from transformers import PreTrainedModel, cache_utils
 
-from .transformers_names import attention_functions
+from .transformers_names import attention_functions, is_quantised
 
 TRUSTED = {"accelerate", "kernels", "peft", "torch", "transformers", "trl"}
 TRUSTED.add(__name__.partition(".")[0])
@@ -61,7 +61,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     for source in sources:
         for name, code in _replaced_functions(source):
             yield f"`{source.__name__}` has in the place of its `{name}` the function", code
-    is_quantised = getattr(model, "hf_quantizer", None) is not None  # by transformers, in layers
+    by_library = is_quantised(model)  # which replaces layers
     for name, module in model.named_modules():
         of_module = f"`{name}`" if name else "the model"
         if isinstance(module, PreTrainedModel):
@@ -73,7 +73,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         for code in attributes["_forward_hooks"].values():
             yield f"{of_module} has the forward hook", code
         kind = type(module)
-        if not (is_quantised or package_of(kind) in known or id(kind) in imported):
+        if not (by_library or package_of(kind) in known or id(kind) in imported):
             yield f"{of_module} has been replaced by the module", kind
         forward = getattr_static(kind, "forward", None)
         owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)

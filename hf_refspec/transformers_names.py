@@ -184,6 +184,11 @@ def attention_functions(model: PreTrainedModel) -> list[Any]:
     return [*functions, *([] if eager is None else [eager])]
 
 
+def is_quantised(model: Any) -> bool:
+    """True if transformers has loaded a model with a library that quantises its weights."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
 def experts_implementation(config: Any) -> str | None:
     """The implementation of a mixture's experts; `None` where the configuration names none."""
     return getattr(config, "_experts_implementation", None)

@@ -51,6 +51,7 @@ from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
 from .wide_product import wide_product
 
+ORDINARY = (Tensor, Parameter)  # kinds of weights; all others are quantised or sharded
 MAX_TOKENS = 32
 LEAST_SLOTS = 512  # of fewer, torch's attention takes less time than the kernel's call
 DTYPES = [torch.float32, torch.bfloat16]
@@ -151,7 +152,7 @@ def _kind(weight: Tensor) -> torch.dtype | str:
         return f"the weights are on {weight.device}"
     if int8_weight(weight) is not None:
         return torch.int8
-    is_plain = type(weight) in (Tensor, Parameter)
+    is_plain = type(weight) in ORDINARY
     if is_plain and weight.dtype in DTYPES:
         return weight.dtype
     name = str(weight.dtype).removeprefix("torch.") if is_plain else type(weight).__name__
@@ -315,7 +316,7 @@ def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype]) -> bool:
     # No generators: this is asked for each product of a pass.
     keys = _dispatch_tls_local_include_set()
     for operand in operands:
-        if type(operand) not in (Tensor, Parameter):  # quantised or sharded
+        if type(operand) not in ORDINARY:
             return False
         keys |= _dispatch_keys(operand)
     dtype = operands[0].dtype

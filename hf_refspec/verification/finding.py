@@ -33,8 +33,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..foreign_code import TRUSTED, foreign_code, package_of, parts_of
-from ..kernels.pass_kernels import active_modes
-from ..transformers_names import attention_functions
+from ..kernels.pass_kernels import ORDINARY, active_modes
+from ..transformers_names import attention_functions, is_quantised
 
 _OF_MODELS = {"transformers", "peft"}  # packages that define models
 _LIBRARIES = {
@@ -79,7 +79,7 @@ class Finding:
 def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
     """The file of the findings about a model whose configurations, modules and hooks have these
     `settings`; `None` if they hold for this process alone."""
-    if not isinstance(model, PreTrainedModel) or getattr(model, "hf_quantizer", None) is not None:
+    if not isinstance(model, PreTrainedModel) or is_quantised(model):
         return None
     try:
         weights = [*map(_weight, (*model.named_parameters(), *model.named_buffers()))]
@@ -202,8 +202,7 @@ def _called(owners: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _weight(named: tuple[str, torch.Tensor]) -> tuple[Any, ...] | None:
     """A weight's name, form and device, and a few of its values; `None` if it is not ordinary."""
     name, weight = named
-    is_ordinary = type(weight) in (torch.Tensor, nn.Parameter) and not weight.is_meta
-    if not is_ordinary or weight.layout is not torch.strided:
+    if type(weight) not in ORDINARY or weight.is_meta or weight.layout is not torch.strided:
         return None
     gpu = torch.cuda.get_device_name(weight.device) if weight.is_cuda else None
     values = weight.detach()

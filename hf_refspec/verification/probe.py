@@ -23,9 +23,16 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import DraftStats
 from ..drafting.tree import ROOT, DraftTree
+from ..kernels.pass_kernels import ORDINARY
 from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
 from ..text_config import attends_locally, boundaries, special_ids, text_config
-from ..transformers_names import USUAL_ARGUMENTS, next_kwargs, prefill, takes_usual_steps
+from ..transformers_names import (
+    USUAL_ARGUMENTS,
+    is_quantised,
+    next_kwargs,
+    prefill,
+    takes_usual_steps,
+)
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
 from .finding import Finding
 from .model_memo import keep_for_later, memo_of_state, probing
@@ -247,10 +254,8 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     known: Finding | None = ranks.agree(memo_of_state(model).get(_OF_QUANTISED))
     if known is not None:
         return replace(known, passes=0)
-    is_quantised = getattr(model, "hf_quantizer", None) is not None or any(
-        type(weight) not in (torch.Tensor, torch.nn.Parameter) for weight in model.parameters()
-    )
-    if not (is_quantised and CHAIN.supports(model, call.model_kwargs)):
+    is_ordinary = all(type(weight) in ORDINARY for weight in model.parameters())
+    if (is_ordinary and not is_quantised(model)) or not CHAIN.supports(model, call.model_kwargs):
         return Finding(True)
     before = random_state(device)
     try:
@@ -511,7 +516,7 @@ class _Texts:
 def _multiplies_integers(model: PreTrainedModel) -> bool:
     """True if a library that transformers has loaded it with multiplies integers that stand for
     weights (bitsandbytes, HQQ, GPTQ). Weights of GGUF files are ordinary numbers by then."""
-    if getattr(model, "hf_quantizer", None) is None:
+    if not is_quantised(model):
         return False
     kept = [buffer for buffer in model.buffers() if buffer.ndim == 2 and len(buffer) > 1]
     return any(
