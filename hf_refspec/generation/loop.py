@@ -122,7 +122,7 @@ class Loop:
         """Runs the prompts up to this length; `prefill` runs the rest."""
         began = perf_counter()
         pieces = [FixedTokens(row.ids[:, :length]) for row in rows]
-        self.verifier.forward(pieces, [DraftTree.empty()] * len(rows))
+        self.verifier.forward(pieces)
         self.verifier.keep([[]] * len(rows))
         self.stats.add(prefill_seconds=perf_counter() - began)
 

@@ -24,7 +24,6 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
-from ..drafting.tree import DraftTree
 from ..generation.row import Row, RowMark
 from ..messages import check_count
 from ..retrieval.retriever import Retrieved, Retriever
@@ -161,7 +160,7 @@ class KnnText(RowText):
     def _run(self) -> tuple[torch.Tensor, np.ndarray]:
         """The target's logits `(vocab_size,)` and the query after the text."""
         if self._next is None:
-            result = self.verifier.forward([self.row], [DraftTree.empty()])
+            result = self.verifier.forward([self.row])
             self.verifier.keep([[]])
             self._next = result.logits[-1], self.hidden.last()
         return self._next

@@ -31,9 +31,7 @@ def causal_pass(
     if len(draft):
         tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
         input_ids = torch.cat([input_ids, tokens], dim=-1)
-    model_inputs = inputs.of_pass(input_ids, pass_.size)
-    if "logits_to_keep" in model_inputs:
-        model_inputs["logits_to_keep"] = 1 + len(draft)
+    model_inputs = inputs.of_pass(input_ids, pass_.size, kept=1 + len(draft))
     with pass_kernels(model):
         outputs = model(**model_inputs, return_dict=True)
     cache = find_cache(outputs)
@@ -58,9 +56,11 @@ class OrderedInputs(Inputs):
         # The arguments for one more token than the prompt, some of them from the outputs.
         self._kwargs = next_kwargs(prefill.model, prefill.outputs, prefill.model_kwargs)
 
-    def of_pass(self, input_ids: torch.Tensor, size: int) -> dict[str, Any]:
-        """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`."""
-        return prepared(self.model, input_ids, size, **self._kwargs_for(input_ids.shape[1]))
+    def of_pass(self, input_ids: torch.Tensor, size: int, kept: int) -> dict[str, Any]:
+        """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`, of
+        which the logits of the last `kept` are wanted."""
+        kwargs = self._kwargs_for(input_ids.shape[1])
+        return prepared(self.model, input_ids, size, kept, **kwargs)
 
     def go_on_with(self, name: str, cache: Any) -> None:
         """Replaces the cache."""

@@ -307,6 +307,7 @@ class MaskedInputs(Inputs):
             self.model,
             tokens,
             size,
+            kept,
             attention_mask=next(iter(mask.values())) if by_type else mask,
             position_ids=positions,
             **types,
@@ -314,16 +315,14 @@ class MaskedInputs(Inputs):
         )
         if by_type:
             model_inputs["attention_mask"] = mask
-        if "logits_to_keep" in model_inputs:
-            model_inputs["logits_to_keep"] = kept
         return model_inputs
 
 
 def prepared(
-    model: PreTrainedModel, input_ids: torch.Tensor, size: int, **model_kwargs: Any
+    model: PreTrainedModel, input_ids: torch.Tensor, size: int, kept: int, **model_kwargs: Any
 ) -> dict[str, Any]:
     """The arguments of a forward pass over the last `size` tokens of texts `(R, length)`, as
-    `generate` has the model prepare them.
+    `generate` has the model prepare them. The logits of the last `kept` are wanted, 0 for all.
 
     Raises:
         UnverifiableError: If it leaves out some of several tokens, or adds others.
@@ -336,6 +335,8 @@ def prepared(
         raise UnverifiableError(
             f"`{prepare.__qualname__}` cuts the tokens of a pass, or adds others to them"
         )
+    if "logits_to_keep" in model_inputs:
+        model_inputs["logits_to_keep"] = kept
     return model_inputs
 
 

@@ -38,6 +38,7 @@ from .finding import Finding
 from .model_memo import keep_for_later, memo_of_state, probing
 from .passes import (
     FixedTokens,
+    PassResult,
     UnverifiableError,
     computing_dtype,
     prepared,
@@ -394,9 +395,8 @@ class _Texts:
         """The distance of the path's logits between one pass over the text and two, neither of
         which has a draft's branches."""
         verifier = self._verifier(CHAIN)
-        verifier.forward(self._rows([self.prompt - 1]), [DraftTree.empty()])
-        drafted = verifier.forward(self._rows([self.prompt]), [DraftTree.chain(self.path)])
-        self.passes += 2
+        self._pass(verifier, [self.prompt - 1])
+        drafted = self._pass(verifier, [self.prompt], [DraftTree.chain(self.path)])
         return self._difference(drafted.logits[drafted.roots[0] :], self._at_once()[0])
 
     def _difference(self, logits: torch.Tensor, reference: torch.Tensor) -> float:
@@ -420,7 +420,7 @@ class _Texts:
         logits = []
         for length in range(begin + 1, self.text.shape[1] + 1):
             kwargs = next_kwargs(self.model, outputs, kwargs)
-            model_inputs = prepared(self.model, self.text[:, :length], 1, **kwargs)
+            model_inputs = prepared(self.model, self.text[:, :length], 1, 1, **kwargs)
             outputs = self.model(**model_inputs, return_dict=True)
             logits.append(outputs.logits[:, -1:])
         self.passes += 1 + len(logits)
@@ -446,19 +446,15 @@ class _Texts:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over the rest: `(5 R + 1, vocab_size)`, with a second row 3 more."""
         verifier = self._verifier(kind)
-        none = [DraftTree.empty()] * self.rows
-        verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
-        self.passes += 1
+        self._pass(verifier, [self.prompt - 1] * self.rows)
         draft, path = self._draft(kind, distractors)
-        first = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
-        self.passes += 1
+        first = self._pass(verifier, [self.prompt] * self.rows, [draft] * self.rows)
         # Then both rows, of which the second is padded, continue at different positions.
         kept = [_PATH - 1, 1][: self.rows]
         verifier.keep([path[:count] for count in kept])
         lengths = [self.prompt + count + 1 for count in kept]
         rest = [DraftTree.empty(), DraftTree.chain(self.path[2:])][: self.rows]
-        second = verifier.forward(self._rows(lengths), rest)
-        self.passes += 1
+        second = self._pass(verifier, lengths, rest)
         after = [
             second.logits[root : root + 1 + len(draft)]
             for root, draft in zip(second.roots, rest, strict=True)
@@ -478,19 +474,25 @@ class _Texts:
     def _has_same_bits(self, kind: Kind, verified: torch.Tensor) -> bool:
         """True if such a verifier returns the same bits without drafts."""
         verifier = self._verifier(kind)
-        none = [DraftTree.empty()] * self.rows
         steps = []
         for length in range(self.prompt - 1, self.prompt + _PATH + 1):
-            result = verifier.forward(self._rows([length] * self.rows), none)
+            result = self._pass(verifier, [length] * self.rows)
             verifier.keep([[]] * self.rows)
-            self.passes += 1
             steps.append(result.logits[result.roots])
         expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
         after = [expected[0, -1:], *expected[1:, -3:]]
         return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)
 
-    def _rows(self, lengths: Sequence[int]) -> list[FixedTokens]:
-        return [FixedTokens(row[None, :n]) for row, n in zip(self.text, lengths, strict=True)]
+    def _pass(
+        self,
+        verifier: Verifier,
+        lengths: Sequence[int],
+        drafts: Sequence[DraftTree] | None = None,
+    ) -> PassResult:
+        """One pass over the first tokens of each row and its draft."""
+        self.passes += 1
+        rows = [FixedTokens(row[None, :n]) for row, n in zip(self.text, lengths, strict=True)]
+        return verifier.forward(rows, drafts)
 
     def _draft(self, kind: Kind, distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
         """The path as a chain, or in a tree with all distractors before its first node and one

@@ -155,12 +155,12 @@ class Verifier:
     def forward(
         self,
         rows: Sequence[TokenSequence],
-        drafts: Sequence[DraftTree | None],
+        drafts: Sequence[DraftTree | None] | None = None,
         least_tokens: int = 0,
     ) -> PassResult:
-        """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
-        The first pass, the prefill, has no drafts; later ones have its rows, without what
-        [`select`] drops and with what [`join`] adds."""
+        """One forward pass over the pending tokens and the draft of each of R rows, by default
+        none; see [`Pass`]. The first pass, the prefill, has no drafts; later ones have its rows,
+        without what [`select`] drops and with what [`join`] adds."""
         began = perf_counter()
         if self.entries.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=rows[0].ids, use_cache=False, return_dict=True)
@@ -169,6 +169,8 @@ class Verifier:
             self._begin_again(rows[0])
         if not self.cached:
             return replace(self._prefill(rows), began=began)
+        if drafts is None:
+            drafts = [DraftTree.empty()] * len(rows)
         pass_ = Pass(rows, drafts, self.cached, least_tokens)
         self.entries.before(pass_)
         try:
@@ -236,7 +238,7 @@ class Verifier:
         self.cached = [min(n, own, length) for n, own in zip(cached, own_lengths, strict=True)]
         is_whole = [cached == length for cached in self.cached]
         if not all(is_whole):
-            self.forward(rows, [DraftTree.empty()] * len(rows))
+            self.forward(rows)
             self.keep([None if whole else [] for whole in is_whole])
         self.entries.close(self.cached)
 
@@ -294,8 +296,10 @@ class Verifier:
         if cache is not None and cache is not self.entries.cache:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
             self.entries.replace(cache)
-        prompts = of_row.tolist()
-        self._begin(Prefill(self.model, self.model_kwargs, outputs, length, prompts))
+        prefill = Prefill(self.model, self.model_kwargs, outputs, length, of_row.tolist())
+        self.cached = [length] * count
+        self.inputs = self.kind.inputs(prefill)
+        self.entries.begin(prefill)
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         if shared is not None:
             logits = logits[of_row.to(logits.device)]
@@ -305,12 +309,6 @@ class Verifier:
             pass_tokens=input_ids.numel(),
             hidden_states=hidden_states_of(outputs, slice(None)),
         )
-
-    def _begin(self, prefill: Prefill) -> None:
-        """Prepares for passes after a prefill."""
-        self.cached = [prefill.prompt_length] * len(prefill.prompts)
-        self.inputs = self.kind.inputs(prefill)
-        self.entries.begin(prefill)
 
 
 def _shared_prompts(
