@@ -26,7 +26,18 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .kernel import kernel
-from .narrow_product import LANES, SUPPORTED
+from .narrow_product import (
+    BITS,
+    F32,
+    I32,
+    I64,
+    LANES,
+    SUPPORTED,
+    VECTOR,
+    add_to_shared,
+    fetch_line,
+    multiply_add,
+)
 
 ROWS = 8
 BLOCK = 64
@@ -44,27 +55,14 @@ TASK_LENGTH = 23
 
 _LOWEST = np.finfo(np.float32).min  # below all scores, and finite
 
-_i32 = ir.IntType(32)
-_i64 = ir.IntType(64)
-_f32 = ir.FloatType()
-_vector = ir.VectorType(_f32, LANES)
-_bits = ir.VectorType(_i32, LANES)
-_MULTIPLY_ADD = f"llvm.fma.v{LANES}f32"
 
-
-def _all(number: float, kind: Any = _vector) -> Any:
+def _all(number: float, kind: Any = VECTOR) -> Any:
     return ir.Constant(kind, [number] * LANES)
 
 
 def _at(builder: Any, address: Any, step: Any, count: Any) -> Any:
     address = builder.add(address, builder.mul(step, count))
-    return builder.inttoptr(address, _vector.as_pointer())
-
-
-def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
-    """Calls one of LLVM's own functions."""
-    kind = ir.FunctionType(result, [operand.type for operand in operands])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
+    return builder.inttoptr(address, VECTOR.as_pointer())
 
 
 @intrinsic
@@ -74,7 +72,7 @@ def _multiply_tile(typing, rows, a, a_row, a_step, b, c, line, count, ahead, ahe
     and strides in bytes."""
 
     def emit(context, builder, signature, arguments):
-        with builder.if_else(builder.icmp_signed("==", arguments[0], _i64(1))) as (one, all_rows):
+        with builder.if_else(builder.icmp_signed("==", arguments[0], I64(1))) as (one, all_rows):
             with one:
                 _emit_tile(builder, 1, *arguments[1:])
             with all_rows:
@@ -86,21 +84,19 @@ def _multiply_tile(typing, rows, a, a_row, a_step, b, c, line, count, ahead, ahe
 
 def _emit_tile(builder: Any, rows: int, *arguments: Any) -> None:
     a, a_row, a_step, b, c, line, count, ahead, ahead_step = arguments
-    places = [_at(builder, c, line, _i64(row)) for row in range(rows)]
+    places = [_at(builder, c, line, I64(row)) for row in range(rows)]
     starts = [builder.load(place, align=4) for place in places]
     sums = [cgutils.alloca_once_value(builder, start) for start in starts]
     with cgutils.for_range(builder, count) as loop:
-        fetched = _at(builder, ahead, loop.index, ahead_step)
-        options = _i32(0), _i32(2), _i32(1)  # to read data, from the second cache
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), fetched, *options)
+        fetch_line(builder, builder.add(ahead, builder.mul(loop.index, ahead_step)))
         vector = builder.load(_at(builder, b, loop.index, line), align=4)
         a_at = builder.add(a, builder.mul(loop.index, a_step))
         for row in range(rows):
-            place = builder.bitcast(_at(builder, a_at, a_row, _i64(row)), _f32.as_pointer())
-            number = builder.insert_element(_all(0), builder.load(place, align=4), _i32(0))
-            number = builder.shuffle_vector(number, number, _all(0, _bits))
+            place = builder.bitcast(_at(builder, a_at, a_row, I64(row)), F32.as_pointer())
+            number = builder.insert_element(_all(0), builder.load(place, align=4), I32(0))
+            number = builder.shuffle_vector(number, number, _all(0, BITS))
             so_far = builder.load(sums[row])
-            total = _call(builder, _MULTIPLY_ADD, _vector, number, vector, so_far)
+            total = multiply_add(builder, number, vector, so_far)
             builder.store(total, sums[row])
     for place, total in zip(places, sums, strict=True):
         builder.store(builder.load(total), place, align=4)
@@ -114,7 +110,7 @@ def _weigh_tile(typing, scores, line, count, best):
 
     def emit(context, builder, signature, arguments):
         scores, line, count, best = arguments
-        places = [_at(builder, best, line, _i64(i)) for i in range(3)]
+        places = [_at(builder, best, line, I64(i)) for i in range(3)]
         before, total = (builder.load(place, align=4) for place in places[:2])
         highest = cgutils.alloca_once_value(builder, before)
         with cgutils.for_range(builder, count) as loop:
@@ -145,22 +141,11 @@ def _exp2(builder: Any, x: Any) -> Any:
     power = _all(0)
     for n in range(7, -1, -1):
         coefficient = _all(float(np.float32(math.log(2) ** n / math.factorial(n))))
-        power = _call(builder, _MULTIPLY_ADD, _vector, power, fraction, coefficient)
-    exponent = builder.shl(builder.bitcast(shifted, _bits), _all(23, _bits))
-    scale = builder.bitcast(builder.add(exponent, _all(127 << 23, _bits)), _vector)
+        power = multiply_add(builder, power, fraction, coefficient)
+    exponent = builder.shl(builder.bitcast(shifted, BITS), _all(23, BITS))
+    scale = builder.bitcast(builder.add(exponent, _all(127 << 23, BITS)), VECTOR)
     is_normal = builder.fcmp_unordered(">=", x, _all(-126.0))
     return builder.select(is_normal, builder.fmul(power, scale), _all(0))
-
-
-@intrinsic
-def _add_one(typing, address):
-    """Adds 1 to an int64 that threads share; returns the number before."""
-
-    def emit(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], _i64.as_pointer())
-        return builder.atomic_rmw("add", pointer, _i64(1), "acq_rel")
-
-    return int64(int64), emit
 
 
 @intrinsic
@@ -188,7 +173,7 @@ def narrow_attention(task):
     queries = np.zeros((key_dim, columns), np.float32)
     scores = np.empty((BLOCK, columns), np.float32)
     widened = np.empty((BLOCK, max(key_dim, value_dim)), np.float32)
-    claimed = _add_one(next_piece)
+    claimed = add_to_shared(next_piece, 1)
     while claimed < n_rows * n_heads * n_pieces:
         text, piece = divmod(claimed, n_pieces)
         row, head = divmod(text, n_heads)
@@ -203,13 +188,13 @@ def narrow_attention(task):
         for start in range(first, end, BLOCK):
             count = min(BLOCK, end - start)
             _attend(words, row, head, start, count, queries, scores, widened, part)
-        if _add_one(finished + 8 * text) == n_pieces - 1:
+        if add_to_shared(finished + 8 * text, 1) == n_pieces - 1:
             merged, total = _merge(parts[text], value_dim)
             total[total == 0] = 1  # no finite score: the sums are 0, and so is torch's output
             for column in range(used):
                 for i in range(value_dim):
                     output[text, column, i] = merged[i, column] / total[column]
-        claimed = _add_one(next_piece)
+        claimed = add_to_shared(next_piece, 1)
 
 
 @njit

@@ -47,12 +47,29 @@ _SIZES = (4, 2, 4)  # of any other number
 
 _i8 = ir.IntType(8)
 _i16 = ir.IntType(16)
-_i32 = ir.IntType(32)
-_i64 = ir.IntType(64)
-_f32 = ir.FloatType()
-_sums = ir.VectorType(_f32, LANES)
-_bits = ir.VectorType(_i32, LANES)
-_pointer = _i8.as_pointer()
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+F32 = ir.FloatType()
+VECTOR = ir.VectorType(F32, LANES)
+BITS = ir.VectorType(I32, LANES)
+
+
+def call(builder: Any, name: str, result: Any, *operands: Any, **options: Any) -> Any:
+    """Calls one of LLVM's own functions."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, operands, **options)
+
+
+def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
+    """`a * b + total` of vectors."""
+    return call(builder, f"llvm.fma.v{LANES}f32", VECTOR, a, b, total)
+
+
+def fetch_line(builder: Any, address: Any) -> None:
+    """Fetches data to read into the second-level cache: the nearest holds less than two tiles."""
+    pointer = builder.inttoptr(address, _i8.as_pointer())
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(2), I32(1))
 
 
 class _BFloat16(ir.Type):
@@ -73,7 +90,7 @@ class _Tile:
         self._kind = kind
         self._size = _SIZES[kind]
         self._weight_size = _WEIGHT_SIZES[kind]
-        self._number = _i16 if kind == BFLOAT16 else _f32
+        self._number = _i16 if kind == BFLOAT16 else F32
         self._pairs = kind == BFLOAT16 and _PAIRS
         self._operand = _bfloat16_pairs if self._pairs else ir.VectorType(self._number, LANES)
         self._weights = ir.VectorType(_i8, LANES) if kind == INT8 else self._operand
@@ -84,43 +101,43 @@ class _Tile:
         so that memory is never idle."""
         builder = self._builder
         weight, fetched, parts, scale, x, y, bias, bias_step, inner, outer = arguments
-        weight_step = builder.mul(inner, _i64(self._weight_size))
-        x_step = builder.mul(inner, _i64(self._size))
+        weight_step = builder.mul(inner, I64(self._weight_size))
+        x_step = builder.mul(inner, I64(self._size))
         weight_rows = [self._step(weight, weight_step, row) for row in range(ROWS)]
         x_rows = [self._step(x, x_step, token) for token in range(tokens)]
         count = self._operand.count
         # An iteration takes several vectors of int8, to fetch a line of 64 bytes less often.
         vectors = INNER_MULTIPLE // count if self._kind == INT8 else 1
-        fetched_bytes = builder.sdiv(_i64(vectors * count * self._weight_size), parts)
+        fetched_bytes = builder.sdiv(I64(vectors * count * self._weight_size), parts)
 
         before = builder.block
         loop = builder.append_basic_block("loop")
         after = builder.append_basic_block("after")
         builder.branch(loop)
         builder.position_at_end(loop)
-        at = builder.phi(_i64)  # the numbers of a row that are done
-        fetch = builder.phi(_i64)
-        phis = [[builder.phi(_sums) for _ in x_rows] for _ in weight_rows]
+        at = builder.phi(I64)  # the numbers of a row that are done
+        fetch = builder.phi(I64)
+        phis = [[builder.phi(VECTOR) for _ in x_rows] for _ in weight_rows]
         totals = [[*row_phis] for row_phis in phis]
         for row in range(ROWS):
-            self._fetch(self._step(fetch, weight_step, row))
+            fetch_line(builder, self._step(fetch, weight_step, row))
         for vector in range(vectors):
-            here = builder.add(at, _i64(vector * count))
+            here = builder.add(at, I64(vector * count))
             weights = []
             for weight_row in weight_rows:
-                address = builder.add(weight_row, builder.mul(here, _i64(self._weight_size)))
+                address = builder.add(weight_row, builder.mul(here, I64(self._weight_size)))
                 weights.append(self._load(address, self._weights))
             for token, x_row in enumerate(x_rows):
-                address = builder.add(x_row, builder.mul(here, _i64(self._size)))
+                address = builder.add(x_row, builder.mul(here, I64(self._size)))
                 xs = self._load(address, self._operand)
                 for row_totals, row_weights in zip(totals, weights, strict=True):
                     row_totals[token] = self._multiply_add(row_weights, xs, row_totals[token])
         for row_phis, row_totals in zip(phis, totals, strict=True):
             for phi, total in zip(row_phis, row_totals, strict=True):
-                phi.add_incoming(ir.Constant(_sums, [0.0] * LANES), before)
+                phi.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), before)
                 phi.add_incoming(total, loop)
-        next_at = builder.add(at, _i64(vectors * count))
-        at.add_incoming(_i64(0), before)
+        next_at = builder.add(at, I64(vectors * count))
+        at.add_incoming(I64(0), before)
         at.add_incoming(next_at, loop)
         fetch.add_incoming(fetched, before)
         fetch.add_incoming(builder.add(fetch, fetched_bytes), loop)
@@ -129,23 +146,17 @@ class _Tile:
         builder.position_at_end(after)
         biases = [self._load(self._step(bias, bias_step, row), self._number) for row in range(ROWS)]
         for token in range(tokens):
-            y_row = self._step(y, builder.mul(outer, _i64(self._size)), token)
+            y_row = self._step(y, builder.mul(outer, I64(self._size)), token)
             for row, row_totals in enumerate(totals):
                 total = self._sum_lanes(row_totals[token])
                 if self._kind == INT8:
-                    of_row = self._load(self._step(scale, _i64(self._size), row), _f32)
+                    of_row = self._load(self._step(scale, I64(self._size), row), F32)
                     total = builder.fmul(total, of_row)
                 total = builder.fadd(total, biases[row])
-                self._store(total, self._step(y_row, _i64(self._size), row))
+                self._store(total, self._step(y_row, I64(self._size), row))
 
     def _step(self, address: Any, step: Any, count: int) -> Any:
-        return self._builder.add(address, self._builder.mul(step, _i64(count)))
-
-    def _fetch(self, address: Any) -> None:
-        # Data, to read, into the second-level cache: the nearest holds less than two tiles.
-        options = [_i32(0), _i32(2), _i32(1)]
-        pointer = self._builder.inttoptr(address, _pointer)
-        self._call("llvm.prefetch.p0", ir.VoidType(), [pointer, *options])
+        return self._builder.add(address, self._builder.mul(step, I64(count)))
 
     def _load(self, address: Any, kind: Any) -> Any:
         """A number, or an operand; bfloat16 and int8 as float32, except for the instruction of
@@ -153,38 +164,32 @@ class _Tile:
         builder = self._builder
         loaded = builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
         if kind == _i16:
-            return builder.bitcast(builder.shl(builder.zext(loaded, _i32), _i32(16)), _f32)
+            return builder.bitcast(builder.shl(builder.zext(loaded, I32), I32(16)), F32)
         if kind == ir.VectorType(_i8, LANES):
-            return builder.sitofp(builder.sext(loaded, _bits), _sums)
+            return builder.sitofp(builder.sext(loaded, BITS), VECTOR)
         if self._kind == BFLOAT16 and not self._pairs:
-            shift = ir.Constant(_bits, [16] * LANES)
-            return builder.bitcast(builder.shl(builder.zext(loaded, _bits), shift), _sums)
+            shift = ir.Constant(BITS, [16] * LANES)
+            return builder.bitcast(builder.shl(builder.zext(loaded, BITS), shift), VECTOR)
         return loaded
 
     def _multiply_add(self, weights: Any, xs: Any, total: Any) -> Any:
         if self._pairs:
             name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            return self._call(name, _sums, [total, weights, xs])
-        return self._call(f"llvm.fma.v{LANES}f32", _sums, [weights, xs, total])
+            return call(self._builder, name, VECTOR, total, weights, xs)
+        return multiply_add(self._builder, weights, xs, total)
 
     def _sum_lanes(self, vector: Any) -> Any:
         # In any order: the compiler adds as a tree does, alike for all sums.
         name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-        return self._call(name, _f32, [_f32(0.0), vector], fastmath=["reassoc"])
-
-    def _call(self, name: str, result: Any, operands: list[Any], **options: Any) -> Any:
-        """Calls one of LLVM's own functions."""
-        kind = ir.FunctionType(result, [operand.type for operand in operands])
-        function = cgutils.get_or_insert_function(self._builder.module, kind, name)
-        return self._builder.call(function, operands, **options)
+        return call(self._builder, name, F32, F32(0.0), vector, fastmath=["reassoc"])
 
     def _store(self, number: Any, address: Any) -> None:
         builder = self._builder
         if self._kind == BFLOAT16:  # the nearest one, the even one of two
-            bits = builder.bitcast(number, _i32)
-            odd = builder.and_(builder.lshr(bits, _i32(16)), _i32(1))
-            bits = builder.add(bits, builder.add(odd, _i32(0x7FFF)))
-            number = builder.trunc(builder.lshr(bits, _i32(16)), _i16)
+            bits = builder.bitcast(number, I32)
+            odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
+            bits = builder.add(bits, builder.add(odd, I32(0x7FFF)))
+            number = builder.trunc(builder.lshr(bits, I32(16)), _i16)
         pointer = builder.inttoptr(address, self._number.as_pointer())
         builder.store(number, pointer, align=self._size)
 
@@ -195,12 +200,12 @@ def _tile(typing, kind, tokens, weight, fetched, parts, scale, x, y, bias, bias_
 
     def emit(context, builder, signature, arguments):
         kind, tokens, *others = arguments
-        variants = builder.add(builder.mul(kind, _i64(TOKENS)), tokens)
+        variants = builder.add(builder.mul(kind, I64(TOKENS)), tokens)
         done = builder.append_basic_block("done")
         switch = builder.switch(variants, done)
         for number in range(len(_SIZES) * TOKENS):
             block = builder.append_basic_block("variant")
-            switch.add_case(_i64(1 + number), block)
+            switch.add_case(I64(1 + number), block)
             builder.position_at_end(block)
             _Tile(builder, number // TOKENS).emit(1 + number % TOKENS, others)
             builder.branch(done)
@@ -211,14 +216,14 @@ def _tile(typing, kind, tokens, weight, fetched, parts, scale, x, y, bias, bias_
 
 
 @intrinsic
-def _claim_rows(typing, task):
-    """The first of the next `_CLAIMED_ROWS` rows, which no other thread gets."""
+def add_to_shared(typing, address, count):
+    """Adds to an int64 that threads share; returns the number before."""
 
     def emit(context, builder, signature, arguments):
-        next_row = builder.bitcast(arguments[0], _i64.as_pointer())
-        return builder.atomic_rmw("add", next_row, _i64(_CLAIMED_ROWS), "monotonic")
+        pointer = builder.inttoptr(arguments[0], I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "acq_rel")
 
-    return int64(types.voidptr), emit
+    return int64(int64, int64), emit
 
 
 @kernel("void(voidptr)", drafts=SUPPORTED)
@@ -233,11 +238,12 @@ def narrow_product(task):
     n_tokens = words[N_TOKENS]
     row_bytes = inner * _WEIGHT_SIZES[kind]
     parts = -(-n_tokens // TOKENS)
-    row = _claim_rows(task)
+    next_row = words.ctypes.data
+    row = add_to_shared(next_row, _CLAIMED_ROWS)
     while row < outer:
         following = row + ROWS
         if following % _CLAIMED_ROWS == 0:
-            following = _claim_rows(task)
+            following = add_to_shared(next_row, _CLAIMED_ROWS)
         start = min(row, outer - ROWS)  # the last tile computes some rows again
         weight = words[WEIGHT] + start * row_bytes
         scale = words[SCALE] + start * size
