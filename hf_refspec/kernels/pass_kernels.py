@@ -2,13 +2,13 @@
 
 On a CPU, calls of `torch.nn.functional.linear` go where their product is computed faster: those of
 up to 32 tokens to `narrow_product.py` (weights in float32, bfloat16, or int8 with one scale for
-each row), those of more tokens in float32 to `wide_product.py`. Where a CPU has matrix units, a
-[`Race`] shows which products in bfloat16 these are; prompts in bfloat16 keep plain decoding's bits.
-Other quantised weights and sharded ones are left to torch, and so is whatever another mode, a
-profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain
-products. The model is not changed, and other threads and calls see nothing. Attention of few tokens
-goes to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the kernels:
-torch's OpenMP library calls them.
+each row), those of more tokens in float32 to oneDNN ([`wide_product`]). Where a CPU has matrix
+units, a [`Race`] shows which products in bfloat16 these are; prompts in bfloat16 keep plain
+decoding's bits. Other quantised weights and sharded ones are left to torch, and so is whatever
+another mode, a profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever,
+around their plain products. The model is not changed, and other threads and calls see nothing.
+Attention of few tokens goes to `narrow_attention.py` where a packed pass asks for it. torch's own
+threads run the kernels: torch's OpenMP library calls them.
 
 On a GPU, attention does without cuDNN's plans.
 """
@@ -22,8 +22,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
+from statistics import median
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -37,7 +38,7 @@ from torch._C import (
     _dispatch_tls_local_include_set,
 )
 from torch.autograd import forward_ad
-from torch.backends import cuda
+from torch.backends import cuda, mkldnn
 from torch.nn import Parameter
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -47,9 +48,9 @@ from transformers import PreTrainedModel
 
 from . import narrow_attention as attention
 from . import narrow_product as kernel
+from .kernel import Kernel
 from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
-from .wide_product import wide_product
 
 ORDINARY = (Tensor, Parameter)  # kinds of weights; all others are quantised or sharded
 MAX_TOKENS = 32
@@ -61,6 +62,9 @@ ATTENDED = DTYPES[:1] if kernel.MATRIX_UNITS else DTYPES
 # smaller one takes little longer than its call.
 _HEATS = 12
 _LARGE = 1 << 20
+# Of fewer multiplications, torch's product takes less time than oneDNN's call.
+_LEAST_MULTIPLICATIONS = 1 << 22
+_GAIN = 1.1  # how much faster oneDNN must be
 _KINDS = {
     torch.float32: kernel.FLOAT32,
     torch.bfloat16: kernel.BFLOAT16,
@@ -78,13 +82,15 @@ _PLAIN_KEYS = (
 )
 
 _NO_KEY = DispatchKey.Undefined
-
-_Task = ctypes.c_int64 * (kernel.TASK_LENGTH + 1)
-_NO_BIAS = 8 * kernel.TASK_LENGTH  # where a task holds a zero, its last word
+_ZERO = ctypes.c_int64()  # the bias of products without one
 
 _parallel: Any = None
 with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's interface
     _parallel = ctypes.CDLL(getattr(find_spec("torch._C"), "origin", None)).GOMP_parallel
+_onednn: Any = None
+if mkldnn.is_available():
+    with suppress(AttributeError):  # which compiled models of torch call
+        _onednn = torch.ops.mkldnn._linear_pointwise.default
 
 
 Int8Weight: TypeAlias = tuple[Tensor, Tensor]  # int8 (outer, inner), and a scale for each row
@@ -229,7 +235,6 @@ class Products(TorchFunctionMode):
         super().__init__()
         self.count = 0
         self._dtypes = dtypes
-        self._kernel = ctypes.c_void_p(narrow_product.address)
 
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
@@ -286,22 +291,15 @@ class Products(TorchFunctionMode):
         self.count += 1
         outer, inner = weight.shape
         y = x.new_empty((*x.shape[:-1], outer))
-        task = _Task()
-        task[kernel.WEIGHT] = weight.data_ptr()
-        task[kernel.X] = x.data_ptr()
-        task[kernel.Y] = y.data_ptr()
-        task[kernel.OUTER] = outer
-        task[kernel.INNER] = inner
-        task[kernel.N_TOKENS] = x.numel() // inner
-        task[kernel.KIND] = _KINDS[weight.dtype]
-        if scale is not None:
-            task[kernel.SCALE] = scale.data_ptr()
-        if bias is None:
-            task[kernel.BIAS] = ctypes.addressof(task) + _NO_BIAS
-        else:
-            task[kernel.BIAS] = bias.data_ptr()
-            task[kernel.BIAS_STEP] = bias.element_size()
-        _parallel(self._kernel, task, torch.get_num_threads(), 0)
+        biases = ctypes.addressof(_ZERO), 0
+        if bias is not None:
+            biases = bias.data_ptr(), bias.element_size()
+        scales = 0 if scale is None else scale.data_ptr()
+        words = [
+            *(0, weight.data_ptr(), scales, x.data_ptr(), y.data_ptr(), *biases),
+            *(inner, outer, x.numel() // inner, _KINDS[weight.dtype]),
+        ]
+        _run(narrow_product, words)
         return y
 
 
@@ -331,6 +329,39 @@ def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype]) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """`x @ weight.T + bias` of `x` `(..., inner)` and a weight `(outer, inner)`, in float32, if
+    oneDNN computes it faster than MKL, which torch calls, and which does not use all of some CPUs:
+    on an AMD EPYC with AVX-512, oneDNN takes 0.6 of its time for 64 tokens, 0.85 for 500."""
+    is_large = x.numel() * weight.shape[0] >= _LEAST_MULTIPLICATIONS
+    if is_large and mkldnn.enabled and onednn_is_faster():
+        return by_onednn(x, weight, bias)
+    return None
+
+
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product by oneDNN."""
+    return _onednn(x, weight, bias, "none", [], "")
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """True if oneDNN is clearly faster than torch on this CPU. It is found out once a process, so
+    that all passes have the same bits."""
+    if _onednn is None:
+        return False
+    x = torch.ones((64, 1024), device="cpu", dtype=torch.float32)
+    # More than the CPU's caches hold, as a model has.
+    weights = torch.ones((8, 1024, 1024), device="cpu", dtype=torch.float32)
+    seconds: dict[Any, list[float]] = {linear: [], by_onednn: []}
+    for weight in weights:
+        for product, times in seconds.items():
+            began = perf_counter()
+            product(x, weight, None)
+            times.append(perf_counter() - began)
+    return median(seconds[linear]) > _GAIN * median(seconds[by_onednn])
 
 
 def attend_narrowly(
@@ -377,10 +408,14 @@ def attend_narrowly(
         *(rows, key_heads, heads // key_heads, size, key_dim, value_dim, pieces),
         *(keys.dtype == torch.bfloat16, *ends.ravel(), *[0] * (rows * key_heads)),
     ]
-    task = (ctypes.c_int64 * len(words))(*words)
-    address = ctypes.c_void_p(narrow_attention.address)
-    _parallel(address, task, torch.get_num_threads(), 0)
+    _run(narrow_attention, words)
     return output.to(values.dtype)
+
+
+def _run(shared: Kernel, words: list[int]) -> None:
+    """Runs a task, see the kernel for its `words`, on all of torch's threads."""
+    task = (ctypes.c_int64 * len(words))(*words)
+    _parallel(ctypes.c_void_p(shared.address), task, torch.get_num_threads(), 0)
 
 
 class _WithoutPlans:

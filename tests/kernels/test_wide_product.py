@@ -6,8 +6,7 @@ from torch.nn.functional import linear
 from transformers import MistralConfig, MistralForCausalLM
 
 from hf_refspec import ReferenceCopy
-from hf_refspec.kernels import wide_product as wide
-from hf_refspec.kernels.pass_kernels import MAX_TOKENS
+from hf_refspec.kernels import pass_kernels
 from tests.helpers.calls import Call
 from tests.helpers.products import exact, in_a_pass, operands
 
@@ -15,13 +14,13 @@ SIZES = {"inner": 512, "outer": 512}
 
 pytestmark = [
     pytest.mark.usefixtures("compiled"),
-    pytest.mark.skipif(wide._onednn is None, reason="torch was built without oneDNN"),
+    pytest.mark.skipif(pass_kernels._onednn is None, reason="torch was built without oneDNN"),
 ]
 
 
 @pytest.fixture(params=[True, False], ids=["faster", "slower"])
 def faster(request, monkeypatch):
-    monkeypatch.setattr(wide, "is_faster", lambda: request.param)
+    monkeypatch.setattr(pass_kernels, "onednn_is_faster", lambda: request.param)
     return request.param
 
 
@@ -38,9 +37,9 @@ def test_many_tokens_are_sent_if_that_is_faster_and_differ_by_rounding_alone(
 
 @pytest.mark.parametrize("name", ["bfloat16", "a small weight", "a view of tokens", "switched off"])
 def test_other_products_are_left_to_torch(monkeypatch, name):
-    monkeypatch.setattr(wide, "is_faster", lambda: True)
+    monkeypatch.setattr(pass_kernels, "onednn_is_faster", lambda: True)
     dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
-    x, weight, bias = operands(dtype, MAX_TOKENS + 1, **SIZES)
+    x, weight, bias = operands(dtype, pass_kernels.MAX_TOKENS + 1, **SIZES)
     if name == "a small weight":
         weight, bias = weight[:64], bias[:64]
     elif name == "a view of tokens":
@@ -62,10 +61,10 @@ def test_it_must_be_clearly_faster(monkeypatch, of_onednn, faster):
 
         return product
 
-    monkeypatch.setattr(wide, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(wide, "linear", taking(2.0))
-    monkeypatch.setattr(wide, "by_onednn", taking(of_onednn))
-    assert wide.is_faster.__wrapped__() == faster
+    monkeypatch.setattr(pass_kernels, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(pass_kernels, "linear", taking(2.0))
+    monkeypatch.setattr(pass_kernels, "by_onednn", taking(of_onednn))
+    assert pass_kernels.onednn_is_faster.__wrapped__() == faster
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -74,9 +73,11 @@ def test_prompts_in_float32_take_it_once_nothing_can_refuse_their_drafts(
     monkeypatch, dtype, window
 ):
     """All others keep plain decoding's bits."""
-    monkeypatch.setattr(wide, "is_faster", lambda: True)
-    sent, real = [], wide.by_onednn
-    monkeypatch.setattr(wide, "by_onednn", lambda *numbers: sent.append(1) or real(*numbers))
+    monkeypatch.setattr(pass_kernels, "onednn_is_faster", lambda: True)
+    sent, real = [], pass_kernels.by_onednn
+    monkeypatch.setattr(
+        pass_kernels, "by_onednn", lambda *numbers: sent.append(1) or real(*numbers)
+    )
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(vocab_size=99, sliding_window=window, **sizes))
