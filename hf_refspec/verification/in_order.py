@@ -59,31 +59,20 @@ class OrderedInputs(Inputs):
     def of_pass(self, input_ids: torch.Tensor, size: int, kept: int) -> dict[str, Any]:
         """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`, of
         which the logits of the last `kept` are wanted."""
-        kwargs = self._kwargs_for(input_ids.shape[1])
+        kwargs = self._kwargs
+        further = input_ids.shape[1] - self.prompt_length - 1
+        if further > 0:
+            token_types = kwargs.get("token_type_ids")
+            kwargs = next_kwargs(self.model, {}, dict(kwargs), further)
+            if token_types is not None:
+                # Plain decoding repeats the last type; `next_kwargs` would repeat the last k types.
+                repeated = token_types[:, -1:].expand(-1, further)
+                kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
         return prepared(self.model, input_ids, size, kept, **kwargs)
 
     def go_on_with(self, name: str, cache: Any) -> None:
         """Replaces the cache."""
         self._kwargs = {**self._kwargs, name: cache}
-
-    def _kwargs_for(self, length: int) -> dict[str, Any]:
-        """The keyword arguments (attention mask, position ids, token types) for this length."""
-        further = length - self.prompt_length - 1
-        if further == 0:
-            return self._kwargs
-        if further < 0:
-            names = ("attention_mask", "position_ids", "token_type_ids")
-            values = {name: self._kwargs.get(name) for name in names}
-            cut = {
-                name: value[..., :further] for name, value in values.items() if value is not None
-            }
-            return {**self._kwargs, **cut}
-        kwargs = next_kwargs(self.model, {}, dict(self._kwargs), further)
-        if (token_types := self._kwargs.get("token_type_ids")) is not None:
-            # Plain decoding repeats the last type; the method above would repeat the last k types.
-            repeated = token_types[:, -1:].expand(-1, further)
-            kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
-        return kwargs
 
 
 class CroppedEntries(Entries):
