@@ -119,11 +119,6 @@ def has_static_layers(cache: Cache) -> bool:
     return any(isinstance(layer, StaticLayer) for layer in cache.layers)
 
 
-def has_begun(cache: StaticCache) -> bool:
-    """True if anything has been written into a static cache."""
-    return int(cache.get_seq_length()) > 0
-
-
 def crop_layers(cache: Cache, length: int) -> None:
     """Crops every layer that is longer than this length."""
     for layer in cache.layers:
@@ -188,7 +183,7 @@ def is_static(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     if not isinstance(cache, StaticCache) or not take_masks(model, model_kwargs):
         return False
     layers = {type(layer) for layer in cache.layers}
-    if has_begun(cache) or not layers <= {StaticLayer, StaticSlidingWindowLayer}:
+    if int(cache.get_seq_length()) > 0 or not layers <= {StaticLayer, StaticSlidingWindowLayer}:
         return layers == {StaticLayer}
     # A given cache whose layers all keep a window does not say how many tokens are to fit.
     window = getattr(text_config(model), "sliding_window", None)

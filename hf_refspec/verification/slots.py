@@ -26,7 +26,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticLayer
 
 from ..transformers_names import compiles_passes
-from .caches import has_begun
 from .entries import Entries
 from .model_memo import memo_of
 from .passes import MaskedInputs, Pass, PassResult, Prefill, uploaded
@@ -100,7 +99,7 @@ def fixed_width_pass(
     entries.targets.aim(tensors["slots"])
     mask = inputs.as_models_take(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept=0)  # all
-    logits, was_prepared = entries.run(model_inputs, width)
+    logits, was_prepared = entries.forward(model_inputs, width, entries.shape)
     logits = logits[:, pass_.skipped : pass_.size]
     return PassResult(
         logits=logits.flatten(0, 1),
@@ -111,16 +110,19 @@ def fixed_width_pass(
 
 
 class CompiledForward:
-    """The forward pass of a model, compiled where `generate` would compile it."""
+    """The forward pass of a model, compiled where `generate` would compile it, in passes of these
+    `widths`."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         generation_config: GenerationConfig,
         model_kwargs: Mapping[str, Any],
+        widths: Sequence[int],
     ) -> None:
-        self.model = model
-        self.config = generation_config
+        self._model = model
+        self._config = generation_config
+        self._widths = widths
         self._failed = "not compiled", repr(generation_config.compile_config)
         self._run_before: set[int] = set()  # widths
         # True if passes are compiled: not after that has failed once.
@@ -130,33 +132,34 @@ class CompiledForward:
 
     def __call__(
         self, model_inputs: dict[str, Any], width: int, shape: tuple[Any, ...]
-    ) -> tuple[torch.Tensor, bool] | None:
+    ) -> tuple[torch.Tensor, bool]:
         """The logits of all tokens of a pass, `(R, S, vocab_size)`, and whether it was compiled or
-        captured just now, which takes longer; `None` if torch cannot compile it, and nothing has
-        run."""
+        captured just now, which takes longer. The `shape` is that of the cache."""
+        if not self.is_active or width not in self._widths:
+            return self._model(**model_inputs, return_dict=True).logits, False
         from torch._dynamo.exc import TorchDynamoException  # takes long to import
 
         dynamo: Any = torch._dynamo.config
         options = {name: value for name, value in _COMPILING.items() if hasattr(dynamo, name)}
         graphs = _graphs()
-        forward = self.model.get_compiled_call(self.config.compile_config)
+        forward = self._model.get_compiled_call(self._config.compile_config)
         try:
             # Only the first pass of each width in a call may compile anything.
             with nullcontext() if width in self._run_before else dynamo.patch(options):
                 logits: torch.Tensor = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self.is_active = False
-            memo_of(self.model)[self._failed] = True
+            memo_of(self._model)[self._failed] = True
             logger.warning(
                 "%s cannot be compiled, and runs as it is: %s",
-                type(self.model).__name__,
+                type(self._model).__name__,
                 str(error).strip().partition("\n")[0],
             )
-            return None
+            return self(model_inputs, width, shape)  # as it is: nothing has run
         self._run_before.add(width)
         compiled = _graphs() > graphs
         on_gpu = logits.device.type == "cuda"
-        left = memo_of(self.model).setdefault(("captures left", shape), {})
+        left = memo_of(self._model).setdefault(("captures left", shape), {})
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)
         # The next pass of a CUDA graph writes over what this one has returned.
@@ -179,6 +182,8 @@ class SlottedEntries(Entries):
             keys and values a slot holds, counted from the start of a given cache; -1 where it is
             free.
         targets ([`Targets`]): The slots of the next pass.
+        forward ([`CompiledForward`]): Runs it.
+        shape (`tuple`): The properties that the layers of the cache depend on.
     """
 
     def __init__(
@@ -193,10 +198,10 @@ class SlottedEntries(Entries):
         self._model = model
         self._config = generation_config
         self._widths = widths
-        self._compiled = CompiledForward(model, generation_config, model_kwargs)
-        self.variant = "compiled" if self._compiled.is_active else "eager"
+        self.forward = CompiledForward(model, generation_config, model_kwargs, widths)
+        self.variant = "compiled" if self.forward.is_active else "eager"
         self._plain_layers = cache.layers
-        if not has_begun(cache):
+        if int(cache.get_seq_length()) == 0:
             # Also instead of layers that keep a window: a mask hides tokens outside of it, and a
             # draft may be rejected after it.
             slots = max(layer.max_cache_len for layer in cache.layers)
@@ -218,9 +223,10 @@ class SlottedEntries(Entries):
 
     def before_prefill(self, count: int) -> None:
         """Takes an earlier call's layers, if they fit: a CUDA graph is bound to its memory."""
+        self.shape = self.slots_per_row, count, self._model.dtype, self._model.device
         if self._is_owned:
             shape, layers = memo_of(self._model).pop(_KEPT_LAYERS, (None, []))
-            if shape == self._shape(count):
+            if shape == self.shape:
                 self._layers = self.cache.layers = layers
 
     def begin(self, prefill: Prefill) -> None:
@@ -291,15 +297,6 @@ class SlottedEntries(Entries):
             row_mask[:, slots[i]] = of_pass
         return mask
 
-    def run(self, model_inputs: dict[str, Any], width: int) -> tuple[torch.Tensor, bool]:
-        """The logits of all tokens of a pass, `(R, S, vocab_size)`, compiled where `generate` would
-        compile it; and whether it was compiled or captured just now, which takes longer."""
-        if self._compiled.is_active and width in self._widths:
-            shape = self._shape(len(self.places))
-            if (result := self._compiled(model_inputs, width, shape)) is not None:
-                return result
-        return self._model(**model_inputs, return_dict=True).logits, False
-
     def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         for i, kept in enumerate(pass_.kept(paths)):
             first = pass_.cached[i] + self.prior_length
@@ -351,15 +348,11 @@ class SlottedEntries(Entries):
             for layer in self._layers:
                 for tensor in (layer.keys, layer.values, layer.cumulative_length):
                     tensor.zero_()
-            memo_of(self._model)[_KEPT_LAYERS] = self._shape(len(self.places)), self._layers
-
-    def _shape(self, rows: int) -> tuple[Any, ...]:
-        """The properties that the layers of a cache depend on."""
-        return self.slots_per_row, rows, self._model.dtype, self._model.device
+            memo_of(self._model)[_KEPT_LAYERS] = self.shape, self._layers
 
     @property
     def _is_owned(self) -> bool:
         """True if `generate` made the cache of this compiled call and does not return it."""
         config = self._config
         is_made = config.cache_implementation is not None and not config.return_dict_in_generate
-        return self._compiled.is_active and is_made
+        return self.forward.is_active and is_made
