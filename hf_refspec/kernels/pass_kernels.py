@@ -240,7 +240,7 @@ class Products(TorchFunctionMode):
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is linear and kwargs.keys() <= {"bias"} and not _is_recorded():
+        if function is linear and kwargs.keys() <= {"bias"} and not torch.compiler.is_compiling():
             product = self._product(*args, **kwargs)
             if product is not None:
                 return product
@@ -303,14 +303,9 @@ class Products(TorchFunctionMode):
         return y
 
 
-def _is_recorded() -> bool:
-    """True while a compiler or tracer records operations, to run them later."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
 def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype]) -> bool:
     """True if these are numbers of one type, of several that it may be, in this process's memory,
-    on which nothing else (a subclass, a mode, a transform) decides."""
+    on which nothing else (a subclass, a mode, a transform, a tracer) decides."""
     # No generators: this is asked for each product of a pass.
     keys = _dispatch_tls_local_include_set()
     for operand in operands:
@@ -385,7 +380,7 @@ def attend_narrowly(
         and keys.stride(-1) == values.stride(-1) == 1
         and narrow_attention.address is not None
         and why_inactive() is None
-        and not _is_recorded()
+        and not torch.compiler.is_compiling()
     )
     if not is_narrow:
         return None
