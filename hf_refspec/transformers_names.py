@@ -45,15 +45,15 @@ CACHE_NAME = next(
     for name in CACHE_NAMES
     if name in {field.name for field in fields(GenerateDecoderOnlyOutput)}
 )
-# Arguments of a forward pass over text, besides the cache.
-USUAL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "position_ids"}
-USUAL_ARGUMENTS |= {"use_cache", *CACHE_NAMES}
 # The attribute by which transformers remembers that a model has hooks for hidden states.
 HAS_CAPTURING_HOOKS = "_output_capturing_hooks_installed"
 # The argument that asks for the keys and values that a model shares between layers.
 SHARED_KV = "return_shared_kv_states"
-# Arguments that ask for more than logits, and change none.
-USUAL_ARGUMENTS |= {"output_hidden_states", SHARED_KV}
+# Arguments of a forward pass over text; the last two ask for more than logits, and change none.
+USUAL_ARGUMENTS = {
+    *("attention_mask", "cache_position", "logits_to_keep", "position_ids", "use_cache"),
+    *(*CACHE_NAMES, "output_hidden_states", SHARED_KV),
+}
 # Arguments that only prefills have.
 PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 # A layer of a cache that holds the last tokens of a text, and one that holds a running state.
@@ -302,10 +302,9 @@ def choose_by(generator: Any, original: Any, choose: Choose | None, length: int)
     """Lets a copy of a generator draft, after a text of this length, what `choose` scores best."""
     if hasattr(generator, "logits_processor"):
         generator.do_sample = False
-        generator.logits_processor = None
-        if choose is not None:
-            scores = choose
-            generator.logits_processor = lambda ids, logits: scores(ids.shape[1] - length, logits)
+        generator.logits_processor = (
+            None if choose is None else lambda ids, logits: choose(ids.shape[1] - length, logits)
+        )
     elif SHARED_KV in original.model_kwargs_overrides and hasattr(original, "assistant_model"):
         assistant = original.assistant_model
         generator.assistant_model = _Choosing(assistant, choose) if choose else assistant

@@ -116,8 +116,8 @@ class Entries:
         """The length of each row that stays before the last pass brings all rows to this length."""
         return cached
 
-    def keys_and_values(self, length: int) -> KeysAndValues:
-        """The keys and values of the first tokens of a single row in each layer that keeps some,
+    def keys_and_values(self) -> KeysAndValues:
+        """The keys and values of a single row in each layer that keeps some,
         `(1, heads, length, head_dim)`, without the tokens that a sliding window has left out."""
         return [(layer.keys, layer.values) for layer in self.cache.layers]
 
@@ -327,9 +327,7 @@ class InPlaceEntries(Entries):
     ) -> None:
         super().__init__(model, generation_config, model_kwargs)
         self._model = model
-        self.window_of_layer = [
-            getattr(layer, "sliding_window", None) for layer in new_cache(model).layers
-        ]
+        self.window_of_layer: list[int | None] = []
         is_usual = model_kwargs.keys() <= USUAL_ARGUMENTS
         by_row = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
         has_one_row = all(value is None or value.shape[-2] == 1 for value in by_row)
@@ -366,10 +364,10 @@ class InPlaceEntries(Entries):
         if not written:
             raise UnverifiableError("it writes nothing into its cache")
         self._layers = [self._cache_layers[i] for i in written]
-        further = self._cache_layers[len(self.window_of_layer) :]
-        windows = [*self.window_of_layer]
-        windows += [getattr(layer, "sliding_window", None) for layer in further]
-        self.window_of_layer = [windows[i] for i in written]
+        # A given cache may know nothing of windows.
+        own = new_cache(self._model).layers
+        layers = [*own, *self._cache_layers[len(own) :]]
+        self.window_of_layer = [getattr(layers[i], "sliding_window", None) for i in written]
         length = int(self._layers[0].get_seq_length())
         self.prior_length = length - prefill.prompt_length
         self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
@@ -467,15 +465,11 @@ class InPlaceEntries(Entries):
         where the prefill has left out tokens outside of a window."""
         return [] if any(self.window_of_layer) else self.rows[index].first(cached)
 
-    def keys_and_values(self, length: int) -> KeysAndValues:
+    def keys_and_values(self) -> KeysAndValues:
         [row] = self.rows
-        length += self.prior_length
-        kept = [
-            slice(max(row.skipped, first_in_window(length, window)), length)
-            for window in self.window_of_layer
-        ]
-        layers = zip(row.first(length), kept, strict=True)
-        return [(keys[:, :, slots], values[:, :, slots]) for (keys, values), slots in layers]
+        firsts = map(row.first_slot, self.window_of_layer)
+        layers = zip(row.first(row.length), firsts, strict=True)
+        return [(keys[:, :, first:], values[:, :, first:]) for (keys, values), first in layers]
 
     def close(self, cached: list[int]) -> None:
         """Fills the call's own layers with all rows' first tokens, padding among them."""

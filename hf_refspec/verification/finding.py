@@ -41,7 +41,7 @@ _LIBRARIES = {
     *(*TRUSTED, "huggingface_hub", "safetensors", "tqdm", "typing_extensions"),
     *sys.stdlib_module_names,
 }
-_VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")
+_VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")  # they may compute
 _SAMPLED = 4  # values of each weight
 _LARGEST = 1 << 16  # bytes; a few findings have a few hundred
 _MOST_FILES = 256
@@ -86,7 +86,9 @@ def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
         functions = _functions(model)
         if None in weights or functions is None or foreign_code(model) is not None:
             return None
-        parts = [*_machine(), *_versions(), settings, weights, functions]
+        versions = [getattr(sys.modules.get(name), "__version__", None) for name in _VERSIONED]
+        products = os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")  # "0": none of this package's
+        parts = [*_machine(), *versions, products, settings, weights, functions]
     except Exception:  # what third parties put into modules can raise anything
         return None
     return findings_folder() / f"{sha256(repr(parts).encode()).hexdigest()}.json"
@@ -130,12 +132,6 @@ def _machine() -> list[Any]:
     written = [_written(path) for path in sorted(package.rglob("*.py"))]
     processor = binding.get_host_cpu_name(), torch.backends.cpu.get_cpu_capability()
     return [written, processor, torch.__version__, transformers.__version__]
-
-
-def _versions() -> list[str | None]:
-    """Of the loaded packages that may compute, and whether this package's products do."""
-    versions = [getattr(sys.modules.get(name), "__version__", None) for name in _VERSIONED]
-    return [*versions, os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")]
 
 
 def _written(path: Path) -> tuple[str, int, int]:

@@ -37,13 +37,7 @@ from transformers import PreTrainedModel
 
 from ..kernels.pass_kernels import LEAST_SLOTS, attend_narrowly, pass_kernels
 from .entries import CachedRow, InPlaceEntries, block_size
-from .passes import (
-    MaskedInputs,
-    Pass,
-    PassResult,
-    hidden_states_of,
-    uploaded,
-)
+from .passes import MaskedInputs, Pass, PassResult, hidden_states_of, uploaded
 
 # Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
 # row. The call itself takes as long as `_CALL` products of a query and a key.

@@ -353,13 +353,6 @@ def run_prompts(
         return prefill(model, input_ids, generation_config, model_kwargs)
 
 
-def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
-    """The type that a model computes in: its own, or `torch.autocast`'s."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return model.dtype
-
-
 def hidden_states_of(
     outputs: Mapping[str, Any], tokens: slice
 ) -> tuple[torch.Tensor | None, ...] | None:
@@ -398,15 +391,3 @@ def uploaded(arrays: Mapping[Any, np.ndarray], device: torch.device) -> dict[Any
 def random_numbers(device: torch.device) -> Any:
     """The module that draws from a device's default generator."""
     return torch.random if device.type == "cpu" else torch.get_device_module(device)
-
-
-def random_state(device: torch.device) -> list[torch.Tensor]:
-    """The states of the generators that a pass may draw from, the host's first."""
-    devices = [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
-    return [random_numbers(source).get_rng_state() for source in devices]
-
-
-def set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
-    """Sets the generators back to what [`random_state`] returned."""
-    for source, source_state in zip((torch.device("cpu"), device), state, strict=False):
-        random_numbers(source).set_rng_state(source_state)

@@ -36,15 +36,7 @@ from ..transformers_names import (
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
 from .finding import Finding
 from .model_memo import keep_for_later, memo_of_state, probing
-from .passes import (
-    FixedTokens,
-    PassResult,
-    UnverifiableError,
-    computing_dtype,
-    prepared,
-    random_state,
-    set_random_state,
-)
+from .passes import FixedTokens, PassResult, UnverifiableError, prepared, random_numbers
 from .ranks import Ranks
 from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
 
@@ -232,7 +224,7 @@ def probe(call: ProbedCall) -> Finding:
     own = _of_quantised(call, device)
     if not own.exact:
         return own
-    in_float32 = computing_dtype(model, device) == torch.float32
+    in_float32 = _computing_dtype(model, device) == torch.float32
     exact, passes = 0, own.passes
     for seed in range(_TEXTS):
         finding: Finding = ranks.agree(_found(call, device, seed))
@@ -258,7 +250,7 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     is_ordinary = all(type(weight) in ORDINARY for weight in model.parameters())
     if (is_ordinary and not is_quantised(model)) or not CHAIN.supports(model, call.model_kwargs):
         return Finding(True)
-    before = random_state(device)
+    before = _random_state(device)
     try:
         with probing(model):
             # Products of integers have the precision of bfloat16.
@@ -267,12 +259,12 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
             texts = _Texts(call, device, 0, path=_LONG_PATH, dtype=dtype)
             rounding = texts.own_rounding()
     except Exception:  # the probe of a kind says why
-        set_random_state(device, before)
+        _set_random_state(device, before)
         return Finding(True)
     failure = None
     most = _FLOAT32_ROUNDING if texts.dtype == torch.float32 else _SHORT_ROUNDING
     if rounding > most or any(module.training for module in model.modules()):
-        set_random_state(device, before)  # dropout has drawn, or a library rounds by chance
+        _set_random_state(device, before)  # dropout has drawn, or a library rounds by chance
     if rounding > most:
         failure = (
             f"its quantised products make one text's logits differ by {rounding:.1e} between one "
@@ -285,7 +277,7 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
 
 def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
     """The finding of the text that the `seed` makes up."""
-    before = random_state(device)
+    before = _random_state(device)
     texts: _Texts | None = None
     try:
         with probing(call.model):
@@ -298,13 +290,13 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
         line, *_ = repr(error).split("\\n")  # compilers' have many
         failure = f"a probe of it raised {line}"
         finding = Finding(False, failure=failure, lacked_memory=lacked_memory)
-    drew = not all(map(torch.equal, before, random_state(device)))
+    drew = not all(map(torch.equal, before, _random_state(device)))
     if drew and any(module.training for module in call.model.modules()):
         finding = Finding(False, failure=_DROPOUT)
     if texts is not None:  # a small vocabulary has no text
         finding = replace(finding, passes=texts.passes)
     if not finding.exact:  # an exact model draws no random numbers, but other threads may have
-        set_random_state(device, before)
+        _set_random_state(device, before)
     return finding
 
 
@@ -332,7 +324,7 @@ class _Texts:
         self.model_kwargs = call.model_kwargs
         self.config = call.config or GenerationConfig(disable_compile=True)
         self.passes = 0  # that have run
-        self.dtype = dtype or computing_dtype(call.model, device)
+        self.dtype = dtype or _computing_dtype(call.model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(call.model))
@@ -535,3 +527,22 @@ def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:
     ids = np.arange(min(_LOWEST_ID, config.vocab_size // 4), config.vocab_size)
     ids = ids[~np.isin(ids, special_ids(model.config))]
     return ids if len(ids) >= _LEAST_VOCABULARY else np.arange(config.vocab_size)
+
+
+def _computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
+    """The type that a model computes in: its own, or `torch.autocast`'s."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return model.dtype
+
+
+def _random_state(device: torch.device) -> list[torch.Tensor]:
+    """The states of the generators that a pass may draw from, the host's first."""
+    devices = [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
+    return [random_numbers(source).get_rng_state() for source in devices]
+
+
+def _set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
+    """Sets the generators back to what [`_random_state`] returned."""
+    for source, source_state in zip((torch.device("cpu"), device), state, strict=False):
+        random_numbers(source).set_rng_state(source_state)

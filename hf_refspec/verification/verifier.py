@@ -206,7 +206,7 @@ class Verifier:
             for layer in states.hidden_states
         )
         shared = shared_layers(self.model) if self.model_kwargs.get(SHARED_KV) else {}
-        layers = self.entries.keys_and_values(length) if shared else []
+        layers = self.entries.keys_and_values() if shared else []
         shared_kv = {name: layers[layer] for name, layer in shared.items()} or None
         return replace(states, hidden_states=hidden_states, shared_kv=shared_kv)
 
@@ -279,12 +279,12 @@ class Verifier:
         count, length = input_ids.shape
         kwargs = self.model_kwargs
         self.entries.before_prefill(count)
-        of_row = torch.arange(count, device="cpu")  # the prompt of each row
-        shared = None
+        prompts = [*range(count)]  # of each row
         if count > 1 and self.entries.joins:
-            shared = _shared_prompts(input_ids, kwargs)
-        if shared is not None:  # a prompt that several rows have runs once
-            first, of_row = shared
+            prompts = _distinct_prompts(input_ids, kwargs)
+        is_shared = len({*prompts}) < count
+        if is_shared:  # a prompt that several rows have runs once
+            first = torch.tensor([prompts.index(i) for i in range(max(prompts) + 1)], device="cpu")
             for name in ("attention_mask", "position_ids"):
                 if (value := kwargs.get(name)) is not None and value.shape[-2] == count:
                     kwargs = {**kwargs, name: value.index_select(-2, first.to(value.device))}
@@ -296,13 +296,13 @@ class Verifier:
         if cache is not None and cache is not self.entries.cache:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
             self.entries.replace(cache)
-        prefill = Prefill(self.model, self.model_kwargs, outputs, length, of_row.tolist())
+        prefill = Prefill(self.model, self.model_kwargs, outputs, length, prompts)
         self.cached = [length] * count
         self.inputs = self.kind.inputs(prefill)
         self.entries.begin(prefill)
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'
-        if shared is not None:
-            logits = logits[of_row.to(logits.device)]
+        if is_shared:
+            logits = logits[torch.tensor(prompts, device="cpu").to(logits.device)]
         return PassResult(
             logits=logits,
             roots=[*range(count)],
@@ -311,22 +311,14 @@ class Verifier:
         )
 
 
-def _shared_prompts(
-    input_ids: torch.Tensor, model_kwargs: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The indices `(m,)` of rows with distinct prompts, of `(R, n)`, and for each row the index
-    `(R,)` of its prompt in these, both on the host; `None` if all differ. Prompts are the same if
-    their ids, mask and positions are."""
+def _distinct_prompts(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:
+    """For each of the rows `(R, n)` the number of its prompt, in the order of their first rows.
+    Prompts are the same if their ids, mask and positions are."""
     parts = [input_ids]
     for name in ("attention_mask", "position_ids"):
         if (value := model_kwargs.get(name)) is not None:
             per_row = value.movedim(-2, 0).flatten(1)  # some models have several positions a token
             parts.append(per_row.expand(len(input_ids), -1))
-    prompts = torch.cat(parts, dim=1)
-    found, of_row = prompts.unique(dim=0, return_inverse=True)
-    if len(found) == len(prompts):
-        return None
-    of_row = of_row.cpu()
-    numbers = of_row.tolist()
-    first = [numbers.index(prompt) for prompt in range(len(found))]
-    return torch.tensor(first, device="cpu"), of_row
+    numbers: dict[bytes, int] = {}
+    prompts = torch.cat(parts, dim=1).numpy(force=True)
+    return [numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts]
