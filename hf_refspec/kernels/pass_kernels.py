@@ -34,8 +34,12 @@ from torch import Tensor, nn
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
+    _dispatch_key_parse,
     _dispatch_keys,
+    _dispatch_library,
     _dispatch_tls_local_include_set,
+    _ExcludeDispatchKeyGuard,
+    _IncludeDispatchKeyGuard,
 )
 from torch.autograd import forward_ad
 from torch.backends import cuda, mkldnn
@@ -71,10 +75,15 @@ _KINDS = {
     torch.int8: kernel.INT8,
 }
 
+# A key of torch's dispatcher that torch itself never includes: all operations pass over it but
+# `linear`, which comes to [`_linear`] in threads that have included the key.
+_KEY = _dispatch_key_parse("TESTING_ONLY_GenericMode")
+_KEYS = DispatchKeySet(_KEY)
 # The keys by which torch dispatches an operation on plain tensors. Dispatch modes, transforms,
 # tensors that wrap others, and views that negate or conjugate add a key each.
 _PLAIN_KEYS = (
-    DispatchKeySet(DispatchKey.CPU)
+    _KEYS
+    | DispatchKeySet(DispatchKey.CPU)
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
     | DispatchKeySet(DispatchKey.AutogradCPU)
     | DispatchKeySet(DispatchKey.AutocastCPU)
@@ -120,16 +129,25 @@ _LAYOUTS: dict[tuple[str, str], Callable[[Any], Int8Weight | None]] = {
 }
 
 
-def pass_kernels(model: PreTrainedModel, is_prefill: bool = False) -> AbstractContextManager[Any]:
+def pass_kernels(
+    model: PreTrainedModel, is_prefill: bool = False, all_ordinary: bool = True
+) -> AbstractContextManager[Any]:
     """Around a forward pass: other products on a CPU, and after a prompt attention without plans on
-    a GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
+    a GPU. A compiled model, which decodes plainly in a running batch, is left alone. Products with
+    quantised weights are sent only if `all_ordinary` is false, see [`all_ordinary`]."""
     if model._compiled_call_impl is not None:  # by `model.compile()`
         return nullcontext()
     if model.device.type != "cpu":
         return nullcontext() if is_prefill else _WITHOUT_PLANS
     if why_inactive() is not None:
         return nullcontext()
-    return Products(DTYPES[:1] if is_prefill else DTYPES)
+    products = Products(DTYPES[:1] if is_prefill else DTYPES)
+    return products if all_ordinary else _OfAnyWeight(products)
+
+
+def all_ordinary(model: nn.Module) -> bool:
+    """True if no weight is quantised or sharded."""
+    return all(type(weight) in ORDINARY for weight in model.parameters())
 
 
 def active_modes() -> list[type]:
@@ -228,25 +246,28 @@ class Race:
 _RACES = [Race() for _ in range(1 + MAX_TOKENS)]  # by the number of tokens
 
 
-class Products(TorchFunctionMode):
+_in_thread = threading.local()  # the `products` of a pass
+
+
+class Products:
     """Sends products of numbers of these types where they are computed faster, and counts them."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
-        super().__init__()
         self.count = 0
         self._dtypes = dtypes
+        self._key = _IncludeDispatchKeyGuard(_KEY)
 
-    def __torch_function__(
-        self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is linear and kwargs.keys() <= {"bias"} and not torch.compiler.is_compiling():
-            product = self._product(*args, **kwargs)
-            if product is not None:
-                return product
-        return function(*args, **kwargs)
+    def __enter__(self) -> Products:
+        self._outer = getattr(_in_thread, "products", None)
+        _in_thread.products = self
+        self._key.__enter__()
+        return self
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    def __exit__(self, *error: object) -> None:
+        self._key.__exit__(*error)
+        _in_thread.products = self._outer
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
         """`(x @ weight.T) * scale + bias` of `x` `(..., inner)`, a weight `(outer, inner)` and a
         scale `(outer, 1)`, if it is computed faster than by torch."""
         scale = None
@@ -281,7 +302,7 @@ class Products(TorchFunctionMode):
         by_kernel = partial(self._computed, x, weight, scale, bias)
         if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
             return by_kernel()
-        by_torch = partial(linear, x, weight, bias)
+        by_torch = partial(_by_torch, x, weight, bias)
         return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
 
     def _computed(
@@ -301,6 +322,49 @@ class Products(TorchFunctionMode):
         ]
         _run(narrow_product, words)
         return y
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear` in a pass."""
+    products = getattr(_in_thread, "products", None)
+    y = None
+    if products is not None:
+        y = products.product(x, weight, bias)
+    return _by_torch(x, weight, bias) if y is None else y
+
+
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with _ExcludeDispatchKeyGuard(_KEYS):
+        return torch.ops.aten.linear.default(x, weight, bias)
+
+
+_LIBRARY = torch.library.Library("aten", "IMPL")
+_LIBRARY.impl("linear", _linear, "TESTING_ONLY_GenericMode")
+_PASSING = _dispatch_library("IMPL", "_", "TESTING_ONLY_GenericMode")
+_PASSING.fallback_fallthrough()
+
+
+class _OfAnyWeight(TorchFunctionMode):
+    """Sends products of quantised weights as well. torch asks their classes before it dispatches
+    anything, and a mode before them, which costs a call for each operation of the pass."""
+
+    def __init__(self, products: Products) -> None:
+        super().__init__()
+        self._products = products
+
+    def __enter__(self) -> Products:
+        super().__enter__()
+        return self._products
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is linear and kwargs.keys() <= {"bias"} and not torch.compiler.is_compiling():
+            product = self._products.product(*args, **kwargs)
+            if product is not None:
+                return product
+        return function(*args, **kwargs)
 
 
 def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype]) -> bool:

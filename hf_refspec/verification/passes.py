@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from ..kernels.pass_kernels import pass_kernels
+from ..kernels.pass_kernels import all_ordinary, pass_kernels
 from ..text_config import attention_windows, text_config
 from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name, prefill
 from .caches import find_cache, holds_running_state
@@ -203,10 +203,12 @@ class Inputs:
 
     Attributes:
         prompt_length (`int`): The length of the prompts, padding included.
+        all_ordinary (`bool`): True if no weight of the model is quantised or sharded.
     """
 
     def __init__(self, prefill: Prefill) -> None:
         self.model = prefill.model
+        self.all_ordinary = all_ordinary(prefill.model)
         self.prompt_length = prefill.prompt_length
         # The position of each row's first token, int64 of shape (..., R): some models have several
         # positions for each token.

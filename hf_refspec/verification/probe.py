@@ -23,7 +23,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import DraftStats
 from ..drafting.tree import ROOT, DraftTree
-from ..kernels.pass_kernels import ORDINARY
+from ..kernels.pass_kernels import all_ordinary
 from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
 from ..text_config import attends_locally, boundaries, special_ids, text_config
 from ..transformers_names import (
@@ -247,8 +247,8 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     known: Finding | None = ranks.agree(memo_of_state(model).get(_OF_QUANTISED))
     if known is not None:
         return replace(known, passes=0)
-    is_ordinary = all(type(weight) in ORDINARY for weight in model.parameters())
-    if (is_ordinary and not is_quantised(model)) or not CHAIN.supports(model, call.model_kwargs):
+    is_ordinary = all_ordinary(model) and not is_quantised(model)
+    if is_ordinary or not CHAIN.supports(model, call.model_kwargs):
         return Finding(True)
     before = _random_state(device)
     try:

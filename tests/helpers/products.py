@@ -26,9 +26,11 @@ def exact(x, weight, bias=None) -> torch.Tensor:
     return linear(x.double(), weight.double(), None if bias is None else bias.double())
 
 
-def in_a_pass(product: Callable[..., Any], *operands: Any) -> tuple[Any, int | None]:
+def in_a_pass(
+    product: Callable[..., Any], *operands: Any, all_ordinary: bool = True
+) -> tuple[Any, int | None]:
     """What a product returns in a pass of `HERE`, and how many of its products the kernels
     computed; `None` where they compute none in passes."""
-    with pass_kernels(HERE) as sent:
+    with pass_kernels(HERE, all_ordinary=all_ordinary) as sent:
         y = product(*operands)
     return y, None if sent is None else sent.count

@@ -106,11 +106,12 @@ LEFT_TO_TORCH = {
 }
 
 
+@pytest.mark.parametrize("all_ordinary", [True, False])
 @pytest.mark.parametrize("name", LEFT_TO_TORCH)
-def test_what_is_not_plain_and_narrow_is_left_to_torch(name):
+def test_what_is_not_plain_and_narrow_is_left_to_torch(name, all_ordinary):
     arguments = LEFT_TO_TORCH[name](*operands())
     wanted = linear(*arguments)
-    y, sent = in_a_pass(linear, *arguments)
+    y, sent = in_a_pass(linear, *arguments, all_ordinary=all_ordinary)
     assert sent == 0
     assert type(y) is type(wanted)
     assert y.is_meta or torch.equal(y, wanted)
@@ -129,19 +130,33 @@ TRANSFORMED = {
     "functionalize": lambda product, x: torch.func.functionalize(product)(x),
     "a tangent": tangent,
     "compiled": lambda product, x: torch.compile(product, backend="aot_eager", fullgraph=True)(x),
-    "traced": lambda product, x: torch.jit.trace(product, (x,), check_trace=False)(x),
 }
 
 
+@pytest.mark.parametrize("all_ordinary", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_transformed_and_recorded_functions_are_left_to_torch(name):
+def test_transformed_and_recorded_functions_are_left_to_torch(name, all_ordinary):
     x, weight, bias = operands()
     arguments = lambda x: linear(x, weight, bias), x
     wanted = TRANSFORMED[name](*arguments)
     torch.compiler.reset()
-    y, sent = in_a_pass(TRANSFORMED[name], *arguments)
+    y, sent = in_a_pass(TRANSFORMED[name], *arguments, all_ordinary=all_ordinary)
     assert sent == 0
     assert torch.equal(y, wanted)
+
+
+@pytest.mark.parametrize("all_ordinary", [True, False])
+def test_a_trace_in_a_pass_records_torchs_product(all_ordinary):
+    x, weight, bias = operands()
+
+    def product(x):
+        return linear(x, weight, bias)
+
+    traced, sent = in_a_pass(
+        lambda x: torch.jit.trace(product, (x,), check_trace=False), x, all_ordinary=all_ordinary
+    )
+    assert sent == 0 and "aten::linear" in str(traced.graph)
+    assert torch.equal(traced(x), product(x))
 
 
 @pytest.mark.parametrize(
