@@ -27,7 +27,7 @@ from ..drafting.tree import DraftTree
 from ..verification.passes import FixedTokens, PassResult
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .budget import AutoBudget, Budget
+from .budget import Budget
 from .plan import DraftLimits, Drafts, Plan, draft, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
@@ -59,11 +59,11 @@ class Loop:
         """Teaches the budget the cost of a pass, and the drafters the target's expectations."""
         began = perf_counter()
         self.offered = self.offered or any(drafts.offered)
-        if isinstance(self.budget, AutoBudget) and result.is_step:
+        if plan.auto is not None and result.is_step:
             for row, tree, of_row in zip(plan.rows, drafts.offered, taken.rows, strict=True):
                 if tree:
                     row.drafter.calibration.record(tree, of_row.tokens)
-            self.budget.record(
+            plan.auto.record(
                 plan.shape,
                 result.pass_tokens,
                 taken.seconds,

@@ -65,14 +65,16 @@ class Plan:
             ranks but the first.
         depths (`list[int | None]`): The greatest depth of each row's draft, 0 for none; `None` for
             a row that takes no part in the pass.
+        auto ([`AutoBudget`], *optional*): Chooses the nodes that pay; `None` where the user fixed
+            their number.
     """
 
     rows: Sequence[Row]
-    budget: Budget
     limits: DraftLimits
     shape: BatchShape
     nodes: int
     depths: list[int | None]
+    auto: AutoBudget | None
 
     def trim(self, drafts: Drafts) -> Drafts:
         """Keeps the nodes that pay, and says how many tokens their pass has; the first of several
@@ -82,24 +84,22 @@ class Plan:
         began = perf_counter()
         limits = self.limits
         exactness = limits.exactness
-        pays = self.budget if isinstance(self.budget, AutoBudget) else None
+        auto = self.auto
         trees = drafts.trees
-        if pays is not None and self.nodes > 0:
-            trees = pays.trim(self.rows, trees, self.shape, drafts.seconds)
+        if auto is not None and self.nodes > 0:
+            trees = auto.trim(self.rows, trees, self.shape, drafts.seconds)
         seconds = drafts.seconds + perf_counter() - began
         if not limits.ranks.alone:
             trees = limits.ranks.agree(trees)
         if any(trees) and not exactness.probe(self.shape.length):
             trees = [None if tree is None else DraftTree.empty() for tree in trees]
         least_tokens = 0
-        # In a padded pass one token runs as one of several, which must have been found exact. Each
-        # of several ranks has measured other costs.
-        is_exact = exactness.covers(self.shape.length)
-        may_pad = limits.verifier.entries.packs and is_exact and limits.ranks.alone
-        if pays is not None and may_pad:
+        may_pad = limits.verifier.entries.packs and limits.ranks.alone  # ranks measure other costs
+        # In a padded pass one token runs as one of several, which must have been found exact.
+        if auto is not None and may_pad and exactness.covers(self.shape.length):
             passes = zip(self.rows, trees, limits.verifier.cached, strict=True)
             sizes = [len(row.seen) - n + len(tree) for row, tree, n in passes if tree is not None]
-            least_tokens = pays.costs.cheapest(sum(sizes))
+            least_tokens = auto.costs.cheapest(sum(sizes))
         return replace(drafts, trees=trees, seconds=seconds, least_tokens=least_tokens)
 
 
@@ -115,25 +115,27 @@ def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest:
     takes_part = [row.stopped_at is None or len(row) < longest for row in rows]
     length = max(len(row.seen) for row in compress(rows, takes_part))
     shape = BatchShape(len(rows), sum(takes_part), length)
-    nodes = 0
-    if limits.ranks.is_first:  # it drafts for the others
-        room = limits.verifier.entries.room(limits.verifier.cached)
-        nodes = min(budget.nodes(shape) if isinstance(budget, AutoBudget) else budget, room)
+    auto: AutoBudget | None = None
+    if isinstance(budget, AutoBudget):
+        auto, nodes = budget, budget.nodes(shape)
+    else:
+        nodes = budget
+    room = limits.verifier.entries.room(limits.verifier.cached)
+    nodes = min(nodes, room) if limits.ranks.is_first else 0  # it drafts for the others
     depths: list[int | None] = []
     for i, row in enumerate(rows):
         depth = limits.depth(i, len(row.seen)) if takes_part[i] and nodes > 0 else 0
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
         depths.append(max(depth, 0) if takes_part[i] else None)
-    return Plan(rows, budget, limits, shape, nodes, depths)
+    return Plan(rows, limits, shape, nodes, depths, auto)
 
 
 def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
     """The draft tree of each row, as large and deep as planned."""
     began = perf_counter()
     vocab_size = plan.limits.vocab_size
-    budget = plan.budget
-    speed = partial(budget.speed, plan.shape) if isinstance(budget, AutoBudget) else None
+    speed = None if plan.auto is None else partial(plan.auto.speed, plan.shape)
     trees: list[DraftTree | None] = []
     for row, depth in zip(rows, plan.depths, strict=True):
         tree = None if depth is None else DraftTree.empty()

@@ -59,8 +59,9 @@ def planned(budget: Budget, rows: list[Row], takes_part: list[bool] | None = Non
     longest = max(len(row) for row, takes in zip(rows, takes_part, strict=True) if takes)
     shape = BatchShape(len(rows), sum(takes_part), longest)
     depths = [1024 if takes else None for takes in takes_part]
-    nodes = budget.nodes(shape) if isinstance(budget, AutoBudget) else budget
-    return Plan(rows, budget, UNLIMITED, shape, nodes, depths)
+    if isinstance(budget, AutoBudget):
+        return Plan(rows, UNLIMITED, shape, budget.nodes(shape), depths, budget)
+    return Plan(rows, UNLIMITED, shape, budget, depths, None)
 
 
 def record(plan: Plan, drafts: Drafts, *tokens: Iterable[int], seconds: float = 1.0) -> None:
@@ -72,7 +73,7 @@ def record(plan: Plan, drafts: Drafts, *tokens: Iterable[int], seconds: float = 
     ]
     pass_tokens = sum(1 + len(tree) for tree in drafts.trees if tree is not None)
     result = PassResult(torch.empty(0), [0] * len(taken), pass_tokens, is_step=True)
-    loop = Loop(VERIFIER, plan.budget, UNLIMITED, DraftStats())
+    loop = Loop(VERIFIER, plan.auto, UNLIMITED, DraftStats())
     loop.learn(plan, drafts, result, Accepted(taken, seconds, None))
 
 
