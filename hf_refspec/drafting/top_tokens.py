@@ -40,10 +40,8 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
     """The argmax at every node of logits `(R, 1 + T, vocab_size)`, and the k best next tokens with
     their probabilities (none if k is 0). The host synchronises with a GPU once."""
     k = min(k, logits.shape[-1])
-    return _on_host(logits, k) if logits.device.type == "cpu" else _by_torch(logits, k)
-
-
-def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
+    if logits.device.type != "cpu":
+        return _by_torch(logits, k)
     flat = logits.flatten(0, -2)
     shape = logits.shape[:-1]
     choices = np.empty(len(flat), dtype=np.int32)
