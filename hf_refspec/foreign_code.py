@@ -30,10 +30,11 @@ _OF_TORCH = ("linear", "scaled_dot_product_attention")
 def foreign_code(model: PreTrainedModel) -> str | None:
     """Names the first third-party code that runs in a model's forward passes, and its place."""
     for place, code in _pieces(model):
-        foreign = next((part for part in parts_of(code) if not _is_trusted(part)), None)
-        if foreign is not None:
-            name = getattr(foreign, "__qualname__", type(foreign).__qualname__)
-            return f"{place} `{name}` of {package_of(foreign) or 'unknown origin'}"
+        for part in parts_of(code):
+            package = package_of(part)
+            if package not in TRUSTED and not hasattr(part, "only_reads"):
+                name = getattr(part, "__qualname__", type(part).__qualname__)
+                return f"{place} `{name}` of {package or 'unknown origin'}"
     return None
 
 
@@ -116,10 +117,6 @@ def parts_of(code: Any) -> Iterator[Any]:
     elif code is not None:
         yield code
         yield from parts_of(getattr(code, "__wrapped__", None))
-
-
-def _is_trusted(part: Any) -> bool:
-    return hasattr(part, "only_reads") or package_of(part) in TRUSTED
 
 
 def package_of(part: Any) -> str:
