@@ -182,10 +182,10 @@ class Drafter:
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
-        drafter = super().__new__(cls)
-        drafter.stats = DraftStats()
-        drafter.calibration = Calibration(PRIOR_EXPONENT)
-        return drafter
+        self = super().__new__(cls)
+        self.stats = DraftStats()
+        self.calibration = Calibration(PRIOR_EXPONENT)
+        return self
 
     @property
     def sources(self) -> Sequence[Drafter]:
