@@ -11,9 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..messages import did_you_mean
-from .candidates import CandidateChain
+from .candidates import CandidateChain, HiddenStateDrafts
 from .contract import Drafter
-from .hidden_state_drafts import HiddenStateDrafts
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
 from .token_recycling import TokenRecycling

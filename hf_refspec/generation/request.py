@@ -37,8 +37,8 @@ from transformers.generation import BaseStreamer, CandidateGenerator
 
 from ..drafting.blend import as_drafter, blend_of_model
 from ..drafting.calls import default_drafters, drafter_call
+from ..drafting.candidates import HiddenStateDrafts
 from ..drafting.contract import Drafter
-from ..drafting.hidden_state_drafts import HiddenStateDrafts
 from ..refusals import (
     FURTHER_OUTPUTS,
     check_prepared,

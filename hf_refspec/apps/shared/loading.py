@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from ...corpus.untrusted import one_line
+from ...drafting.candidates import HiddenStateDrafts
 from ...drafting.contract import Drafter
 from ...drafting.draft_model import DraftModel
-from ...drafting.hidden_state_drafts import HiddenStateDrafts
 from ...smollm2 import default_model
 from ...store.names import HUB_ID, model_source, named_tokenizer
 from ...store.stored_tokenizer import public_name
