@@ -101,6 +101,10 @@ class HiddenStateDrafts(ModelDrafts):
     _columns: int  # the states that the copy has read
     _unread: list[States]  # those that the copy is to read next
     _again: int  # how many of these, from the first on, it has read before
+    _of_a_call = (
+        *ModelDrafts._of_a_call,
+        *("_first", "_read", "_running", "_columns", "_unread", "_again"),
+    )
 
     def __init__(self, generator: CandidateGenerator) -> None:
         if not hasattr(generator, "model_kwargs_overrides"):
@@ -112,21 +116,11 @@ class HiddenStateDrafts(ModelDrafts):
         self.generator = generator
         self.observed_outputs = dict(generator.model_kwargs_overrides)
         self._depth = 4  # the tokens of its last draft, at first a guess
-        self._modules = [m for m in vars(generator).values() if isinstance(m, nn.Module)]
-        parts = (part for module in self._modules for part in module.modules())
+        modules = [m for m in vars(generator).values() if isinstance(m, nn.Module)]
+        parts = (part for module in modules for part in module.modules())
         embeddings = (part.weight.device for part in parts if isinstance(part, nn.Embedding))
         self._device = next(embeddings, torch.device("cpu"))
-        super().__init__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HiddenStateDrafts:
-        twin = type(self)(self._new_generator())
-        twin.calibration = copy.deepcopy(self.calibration, memo)
-        twin._payoff = copy.deepcopy(self._payoff, memo)
-        return twin
-
-    def _new_generator(self) -> Any:
-        """A copy of the generator, which shares its modules."""
-        return copy.deepcopy(self.generator, {id(module): module for module in self._modules})
+        super().__init__(shared=modules)
 
     def draft(self, budget: int, call: Call) -> DraftTree:
         self._known = call.known
@@ -181,7 +175,8 @@ class HiddenStateDrafts(ModelDrafts):
         input_ids = torch.from_numpy(ids)[None].to(self._device)
         begins = self._columns <= self._again
         if begins:
-            self._running = self._new_generator()
+            shared = {id(module): module for module in self._shared}
+            self._running = copy.deepcopy(self.generator, shared)
             self._columns = self._again = 0
         else:
             forget_columns(self._running, self._again)
@@ -192,7 +187,7 @@ class HiddenStateDrafts(ModelDrafts):
         outputs = ModelOutput(hidden_states=states.hidden_states, shared_kv_states=states.shared_kv)
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         # Other threads may draw meanwhile: the generator's state is kept only for dropout.
-        draws = any(module.training for top in self._modules for module in top.modules())
+        draws = any(module.training for top in self._shared for module in top.modules())
         with torch.random.fork_rng(devices, enabled=draws):
             for is_first in (True, False) if begins else (False,):
                 candidate_ids, logits = generator.get_candidates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -85,14 +84,8 @@ class DraftModel(ModelDrafts):
         self.assistant = assistant
         self.padded = padded
         self._vocabulary = None if vocabulary is None else _vocabulary_ids(assistant, vocabulary)
-        super().__init__()
+        super().__init__(shared=[assistant, self._vocabulary])
         self._outcomes = Calibration()  # for all that it drafted, verified or not
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
-        memo |= {id(shared): shared for shared in (self.assistant, self._vocabulary)}
-        copied = type(self).__new__(type(self))
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return copied
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         size = self._assistant_size

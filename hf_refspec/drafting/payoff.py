@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .calibration import Calibration, Outcomes
 from .contract import Call, Observation, PathDrafter, Speed
 from .tree import ROOT, DraftTree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A pass costs the median of this number of passes, each over at most `_FEW_TOKENS` new tokens.
 _PASSES = 15
@@ -149,10 +154,18 @@ class ModelDrafts(PathDrafter):
     _tree: DraftTree
     _of_a_call = (*PathDrafter._of_a_call, "_ids", "_known", "_speed", "_tree", "_vocab_size")
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Sequence[Any]) -> None:
+        """Copies have the same `shared` objects: models, modules and large arrays."""
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
         self._payoff = Payoff()
+        self._shared = shared
         self._forget_call()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo |= {id(shared): shared for shared in self._shared}
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
