@@ -22,7 +22,6 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
-from ..drafting.calls import remember_outputs
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..drafting.token_ids import common_length
@@ -256,7 +255,7 @@ class RunningText:
     def end(self) -> None:
         """Frees all that it holds except its tokens."""
         self.finished = True
-        remember_outputs(self.stats, [self.row.drafter], [self.row.output])
+        self.stats.remember_outputs([self.row.drafter], [self.row.output])
         loop = self._loop
         self._loop = None
         self._request = None
