@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from time import perf_counter
@@ -38,11 +37,11 @@ def chat(args: Namespace) -> None:
     tokenizer = load_tokenizer(args.model)
     hint = f"hf-refspec generate --model {args.model} continues a text as it is"
     prompts.check_chat_template(tokenizer, args.model, hint)
-    opening = [] if args.system is None else [prompts.system(args.system)]
+    messages = prompts.chat_messages([context or ""], [], args.system)
     try:
-        beginning = prompts.chat_inputs(tokenizer, [*opening, prompts.user(context or "")])
+        beginning = prompts.chat_inputs(tokenizer, messages)
     except ValueError as error:
-        hint = "leave out --system" if opening else "choose another --model"
+        hint = "choose another --model" if args.system is None else "leave out --system"
         raise ValueError(f"{error}; {hint}") from error
     noun = "--system" if context is None else f"--context {args.context}"
     prompts.tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
@@ -50,7 +49,7 @@ def chat(args: Namespace) -> None:
     model = load_model(args.model, args.device_map, args.dtype)
     drafter = LiveDrafts(new_drafters(model))
     drafting_kernels.compile()
-    TerminalChat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
+    TerminalChat(model, tokenizer, drafter, Terminal(), options, context, args.system).converse()
 
 
 @dataclass
@@ -63,8 +62,9 @@ class TerminalChat:
     console: Terminal
     options: dict[str, Any]  # of `generate`
     document: str | None = None  # precedes the first message
-    opening: list[prompts.Message] = field(default_factory=list)  # the system message, if any
-    messages: list[prompts.Message] = field(default_factory=list)
+    system: str | None = None
+    questions: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
     _stats: DraftStats = field(default_factory=DraftStats)
 
     def converse(self) -> None:
@@ -89,7 +89,7 @@ class TerminalChat:
                 self.console.print(legend(self._stats))
                 self.console.print(str(self._stats))
             elif line == "/reset":
-                self.messages = []
+                self.questions, self.answers = [], []
             elif line.startswith("/"):
                 self.console.print(_HELP)
             elif line:
@@ -97,14 +97,14 @@ class TerminalChat:
 
     def _answer(self, question: str) -> None:
         """Streams an answer, which stays in the conversation even if Ctrl-C cuts it off."""
-        about = ("this conversation", "/reset begins a new one")
-        if not self.messages:
-            about = ("this message", "shorten it")
-            question = prompts.with_document(self.document, question)
-        messages = [*self.messages, prompts.user(question)]
+        about = ("this message", "shorten it")
+        if self.questions:
+            about = ("this conversation", "/reset begins a new one")
+        questions = [*self.questions, question]
+        messages = prompts.chat_messages(questions, self.answers, self.system, self.document)
         wanted = self.options["max_new_tokens"]
         try:
-            inputs = prompts.chat_inputs(self.tokenizer, [*self.opening, *messages])
+            inputs = prompts.chat_inputs(self.tokenizer, messages)
             fitting = prompts.tokens_left(inputs, self.model.config, *about, wanted)
         except ValueError as error:
             self.console.print(Text(str(error), "red"))
@@ -119,32 +119,25 @@ class TerminalChat:
         if self.console.is_terminal:
             speed = Text(f"  {len(ids) / seconds:.1f} tokens/s", "dim")
             self.console.print(legend(self.drafter.stats) + speed)
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        self.messages = [*messages, prompts.assistant(text)]
+        self.questions = questions
+        self.answers.append(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> list[int]:
         """Streams an answer, up to Ctrl-C; returns its ids."""
         stream = AnswerStream(self.console, self.tokenizer)
-        ids: list[int] = []
-
-        def put(tokens: Sequence[int], owners: Sequence[int | None]) -> None:
-            ids.extend(tokens)
-            stream.put(tokens, owners)
-
         options = {**self.options, "max_new_tokens": max_new_tokens}
         note = ""
         try:
-            with self.drafter.heard_by(put):
-                output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
-            ids = output[0, inputs["input_ids"].shape[1] :].tolist()
-            if len(ids) == max_new_tokens:
+            with self.drafter.heard_by(stream.put):
+                self.model.generate(**inputs, **options, candidate_generator=self.drafter)
+            if len(stream.ids) == max_new_tokens:
                 note = f"stopped after {counted(max_new_tokens, 'token')}"
         except KeyboardInterrupt:
             note = "stopped"
         stream.end()
-        if note and ids:
+        if note and stream.ids:
             self._note(note)
-        return ids
+        return stream.ids
 
     def _note(self, text: str) -> None:
         self.console.print(Text(f"({text})", "dim"))

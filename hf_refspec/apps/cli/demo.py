@@ -14,9 +14,9 @@ from ...drafting.auto import default_sources
 from ..shared import prompts
 from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference
 from ..shared.loading import load_model, load_tokenizer, name_for_people
-from ..shared.prompts import BUILT_IN_SCENES, Scene, scenes_of_file
+from ..shared.prompts import SCENES, Scene
 from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend, without_controls
-from .arguments import add_assistants, add_model, assistants, positive, read_text, waiting
+from .arguments import add_assistants, add_model, assistants, positive, waiting
 
 DRAFTED = "drafted"
 
@@ -24,7 +24,6 @@ DRAFTED = "drafted"
 def add_demo(parser: ArgumentParser) -> None:
     parser.epilog = "The model is loaded in float32, so that all ids are equal."
     add = parser.add_argument
-    add("--file", type=Path, help="your own text or code, for a question and an edit")
     add_model(parser, dtype=False)
     add_assistants(parser)
     add("--max-new-tokens", type=positive, default=160, metavar="N", help="of each answer")
@@ -37,10 +36,6 @@ def demo(args: Namespace) -> int:
         raise ValueError(f"--svg {args.svg} cannot be written: {args.svg.parent} is not a folder")
     tokenizer = load_tokenizer(args.model)
     prompts.check_chat_template(tokenizer, args.model, "choose a --model with one")
-    if args.file is None:
-        scenes = BUILT_IN_SCENES
-    else:
-        scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
     of_model = assistants(args)
     model = load_model(args.model, args.device_map, torch.float32)
 
@@ -61,7 +56,7 @@ def demo(args: Namespace) -> int:
         end="\n\n",
         markup=False,
     )
-    for scene in scenes:
+    for scene in SCENES:
         show(scene, comparison, tokenizer, console)
     console.print(comparison.table())
     if args.svg is not None:
@@ -77,10 +72,10 @@ def show(
     console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
     if scene.document:
         console.print(Text(without_controls(scene.document.strip()).expandtabs(4), "dim"))
-    messages = [] if scene.system is None else [prompts.system(scene.system)]
+    answers: list[str] = []
     for number, question in enumerate(scene.questions, 1):
-        document = scene.document if number == 1 else ""
-        messages.append(prompts.user(prompts.with_document(document, question)))
+        asked = scene.questions[:number]
+        messages = prompts.chat_messages(asked, answers, scene.system, scene.document)
         inputs = prompts.chat_inputs(tokenizer, messages).to(comparison.model.device)
         console.print(Text(f"> {without_controls(question)}", "bold"))
         stream = AnswerStream(console, tokenizer)
@@ -99,4 +94,4 @@ def show(
             f"{drafted.rate / plain.rate:.2f}x; MAT {drafter.stats.mat:.2f}; {verdict}"
         )
         console.print(Text(summary, "bold"), end="\n\n")
-        messages.append(prompts.assistant(tokenizer.decode(drafted.ids, skip_special_tokens=True)))
+        answers.append(tokenizer.decode(drafted.ids, skip_special_tokens=True))

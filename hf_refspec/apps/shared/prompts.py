@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
@@ -17,22 +16,23 @@ from ...text_config import context_length
 Message: TypeAlias = dict[str, str]
 
 
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
-system = partial(_message, "system")
-user = partial(_message, "user")
-assistant = partial(_message, "assistant")
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
 
 
 def chat_messages(
-    questions: Sequence[str], answers: Sequence[str], opening: str | None = None
+    questions: Sequence[str],
+    answers: Sequence[str],
+    system: str | None = None,
+    document: str | None = None,
 ) -> list[Message]:
-    """A chat up to the last question, with the answers to those before it."""
-    messages = [] if opening is None else [system(opening)]
+    """A chat up to the last question, with the answers to those before it.
+
+    The first question comes after the `document` that it is about, if there is one."""
+    questions = [with_document(document, questions[0]), *questions[1:]]
+    messages = [] if system is None else [{"role": "system", "content": system}]
     for question, answer in zip(questions, answers, strict=False):
-        messages += [user(question), assistant(answer)]
+        messages += [user(question), {"role": "assistant", "content": answer}]
     return [*messages, user(questions[-1])]
 
 
@@ -84,8 +84,6 @@ def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:
     return tokenizer(text, return_tensors="pt", return_token_type_ids=False)
 
 
-FILE_TOKENS = 400  # of a file that the model reads, at most
-
 # Without this instruction a small model soon invents.
 FROM_THE_TEXT = "Answer the question in up to three sentences of the text."
 
@@ -124,25 +122,8 @@ class Scene:
 
 
 # A model of 135 million parameters can do these.
-BUILT_IN_SCENES = [
+SCENES = [
     Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
     Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
     Scene("chat", QUERIES, title="A chat: at first nothing to copy from, then an answer to change"),
 ]
-
-
-def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:
-    """A question about a text, and an edit of it, or of the first lines of a long one."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) > FILE_TOKENS:
-        text = tokenizer.decode(ids[:FILE_TOKENS])
-        text = text[: text.rfind("\n") + 1] or text
-    question = "What is this about?"
-    edit = "Correct the spelling of this text."
-    if name.endswith(".py"):
-        edit = "Add docstrings to this code."
-        text = f"```python\n{text}```"
-    return [
-        Scene("document", (question,), text, f"A question about {name}", FROM_THE_TEXT),
-        Scene("edit", (edit,), text, f"An edit of {name}"),
-    ]

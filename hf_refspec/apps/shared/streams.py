@@ -115,8 +115,10 @@ class AnswerStream:
         self._console = console
         self._stream = TextStream(tokenizer)
         self._held = Text()
+        self.ids: list[int] = []  # of the tokens so far
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
+        self.ids += tokens
         for token, owner in zip(tokens, owners, strict=True):
             style = "" if owner is None else STYLES[owner % len(STYLES)]
             self._print(self._stream.put(token), style)

@@ -12,7 +12,7 @@ from ...drafting.auto import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
-from ..shared.prompts import chat_inputs, chat_messages, tokens_left, with_document
+from ..shared.prompts import chat_inputs, chat_messages, tokens_left
 from ..shared.streams import LiveDrafts
 from .race import Race
 
@@ -36,19 +36,23 @@ class Host:
 class Conversation:
     """Messages with the races of their answers, and a drafter that learns from race to race."""
 
-    document: str = ""  # precedes the first message
+    document: str = ""  # precedes the first message, with which it came
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)  # held while an answer is shown
     left: bool = False  # the visitor has begun another one
     _drafter: LiveDrafts | None = None
 
-    def ask(self, host: Host, message: str, max_new_tokens: int) -> Race:
-        """Adds a message. Running the race decodes its answer."""
+    def ask(self, host: Host, message: str, max_new_tokens: int, document: str = "") -> Race:
+        """Adds a message. Running the race decodes its answer.
+
+        The `document` counts with the first message alone."""
+        if not self.turns:
+            self.document = document
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
         questions = [*(earlier for earlier, _ in self.turns), message]
-        questions[0] = with_document(self.document, questions[0])
-        messages = chat_messages(questions, [race.drafted.text for _, race in self.turns])
+        answers = [race.drafted.text for _, race in self.turns]
+        messages = chat_messages(questions, answers, document=self.document)
         inputs = chat_inputs(host.tokenizer, messages)
         about = ("the message with its document", "shorten them")
         if self.turns:

@@ -163,9 +163,7 @@ def _answer(
     message: str,
     new_tokens: float,
 ) -> Iterator[tuple[Any, ...]]:
-    if not conversation.turns:
-        conversation.document = document
-    race = conversation.ask(host, message, int(new_tokens))
+    race = conversation.ask(host, message, int(new_tokens), document)
     yield _shown(
         conversation,
         document=gr.Textbox(interactive=False),

@@ -136,29 +136,38 @@ def talk(byte_llama, tokenizer, stdin):
     return talked
 
 
-def contents(chat) -> list[str]:
-    return [message["content"] for message in chat.messages]
+@pytest.fixture
+def calls(byte_llama, tokenizer, monkeypatch) -> list[tuple[str, dict]]:
+    """The prompt of each call of `generate`, and its arguments."""
+    generate, calls = type(byte_llama).generate, []
+
+    def recorded(self, *args, **kwargs):
+        calls.append((tokenizer.decode(kwargs["input_ids"][0]), kwargs))
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(byte_llama), "generate", recorded)
+    return calls
 
 
-def test_each_line_is_a_message_and_the_history_goes_on(talk):
+def test_each_line_is_a_message_and_the_history_goes_on(talk, calls):
     chat, printed = talk("one", "", "two")
-    assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
-    assert contents(chat)[::2] == ["one", "two"]
-    alone, _ = talk("two")
-    assert contents(alone)[1] != contents(chat)[3]  # it was answered with the history
+    assert chat.questions == ["one", "two"]
+    history = f"user: one\nassistant: {chat.answers[0]}\nuser: two\nassistant: "
+    assert [prompt for prompt, _ in calls] == ["user: one\nassistant: ", history]
     assert printed.count("(stopped after 8 tokens)") == 2
 
 
-def test_a_context_stands_before_the_first_message_only(talk):
-    chat, _ = talk("one", "two", "/reset", "three", document="a text\n")
-    assert contents(chat)[::2] == ["a text\n\nthree"]
-    chat, _ = talk("one", "two", document="a text\n")
-    assert contents(chat)[::2] == ["a text\n\none", "two"]
+def test_a_context_stands_before_the_first_message_only(talk, calls):
+    talk("one", "two", "/reset", "three", document="a text\n")
+    prompts = [prompt for prompt, _ in calls]
+    assert [prompt.count("a text") for prompt in prompts] == [1, 1, 1]
+    assert prompts[1].startswith("user: a text\n\none\nassistant: ")
+    assert prompts[2] == "user: a text\n\nthree\nassistant: "
 
 
 def test_commands(talk):
     chat, printed = talk("/help", "/stats", "one", "/stats", "/nonsense x", "/exit", "two")
-    assert contents(chat)[::2] == ["one"]
+    assert chat.questions == ["one"]
     assert printed.count("/reset") == 2
     assert printed.index("0 tokens in ") < printed.index("8 tokens in ")
     assert "■ ReferenceCopy " in printed
@@ -167,9 +176,9 @@ def test_commands(talk):
 def test_a_conversation_longer_than_the_context_is_refused_and_reset_helps(talk):
     chat, printed = talk("one", "x" * 3000, "/reset", "two")
     assert "this conversation has 3,0" in printed and "2,048" in printed and "/reset" in printed
-    assert contents(chat)[::2] == ["two"]
+    assert chat.questions == ["two"]
     chat, _ = talk("one", "x" * 3000, "two")
-    assert contents(chat)[::2] == ["one", "two"]
+    assert chat.questions == ["one", "two"]
 
 
 def test_a_terminal_gets_a_legend_in_colour_and_a_pipe_only_answers(talk):
@@ -192,7 +201,7 @@ def test_an_answer_broken_off_is_forgotten_with_its_question(
 
     monkeypatch.setattr(type(byte_llama), "generate", interrupted)
     chat, printed = talk("one", "two~", "three")
-    assert contents(chat)[::2] == ["one", "three"]
+    assert chat.questions == ["one", "three"]
     assert printed.count("(stopped; the question is forgotten)") == 1
 
 
@@ -214,8 +223,8 @@ def interrupted(monkeypatch):
 def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk):
     chat, printed = talk("one", "two", max_new_tokens=500)
     assert printed.count("(stopped)") == 2
-    assert contents(chat)[::2] == ["one", "two"]
-    assert all(len(answer) < 100 for answer in contents(chat)[1::2])
+    assert chat.questions == ["one", "two"]
+    assert all(0 < len(answer) < 100 for answer in chat.answers)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -228,18 +237,10 @@ def test_neither_ctrl_c_nor_a_line_that_is_no_text_ends_it(folder, stdin, capsys
     assert printed.index("(stopped)") < refused < printed.index(" passes, ")
 
 
-def test_a_system_message_stands_before_all_and_the_draft_budget_is_the_calls(
-    folder, byte_llama, tokenizer, monkeypatch, stdin
-):
-    generate, calls = type(byte_llama).generate, []
-
-    def recorded(self, *args, **kwargs):
-        calls.append((tokenizer.decode(kwargs["input_ids"][0]), kwargs["max_draft_tokens"]))
-        return generate(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(byte_llama), "generate", recorded)
+def test_a_system_message_stands_before_all_and_the_draft_budget_is_the_calls(folder, calls, stdin):
     stdin("one\n/reset\ntwo\n")
     options = ["--system", "be brief", "--max-draft-tokens", "3", "--max-new-tokens", "2"]
     assert main(["chat", "--model", folder, *options]) == 0
     prompts = [f"system: be brief\nuser: {each}\nassistant: " for each in ("one", "two")]
-    assert calls == [(prompt, 3) for prompt in prompts]
+    assert [prompt for prompt, _ in calls] == prompts
+    assert [options["max_draft_tokens"] for _, options in calls] == [3, 3]

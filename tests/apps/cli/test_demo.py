@@ -11,7 +11,7 @@ from hf_refspec import ReferenceCopy
 from hf_refspec.apps.cli.demo import DRAFTED, show
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison
-from hf_refspec.apps.shared.prompts import FILE_TOKENS, Scene, scenes_of_file
+from hf_refspec.apps.shared.prompts import Scene
 from hf_refspec.apps.shared.streams import LiveDrafts, Terminal
 
 
@@ -54,29 +54,14 @@ def test_ids_that_differ_are_told_with_their_position(folder, capsys, monkeypatc
     assert "IDS DIFFER from position 3" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):
-    text = "".join(f"line {i}\n" for i in range(200))
-    scenes = scenes_of_file(text, "notes.txt", tokenizer)
-    assert ["notes.txt" in scene.title for scene in scenes] == [True, True]
-    for scene in scenes:
-        assert scene.document and text.startswith(scene.document)
-        assert FILE_TOKENS - 10 < len(scene.document) <= FILE_TOKENS  # a token is a byte
-        assert scene.document.endswith("\n")
-    code = scenes_of_file("def f(): pass\n", "f.py", tokenizer)
-    assert code[0].document == "```python\ndef f(): pass\n```"
-    assert scenes_of_file("x" * 1000, "one_line.txt", tokenizer)[0].document == "x" * FILE_TOKENS
-
-
-def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
-    file = tmp_path / "area.py"
-    file.write_text("def area(width, height):\n    return width * height\n", encoding="utf-8")
+def test_a_model_of_ones_own_and_a_picture(folder, tmp_path, capsys):
     picture = tmp_path / "demo.svg"
-    arguments = ["--model", folder, "--file", str(file), "--max-new-tokens", "20"]
-    assert main(["demo", *arguments, "--assistant-model", folder, "--svg", str(picture)]) == 0
+    arguments = ["--model", folder, "--max-new-tokens", "20", "--svg", str(picture)]
+    assert main(["demo", *arguments, "--assistant-model", folder]) == 0
     printed = capsys.readouterr().out
     assert "DraftModel" in printed
-    assert "An edit of area.py" in printed and printed.count("2 of 2") == 2
-    assert "def area(width, height):" in printed  # the document is shown
+    assert "An edit of Python code" in printed and printed.count("4 of 4") == 2
+    assert "def to_celsius(fahrenheit):" in printed  # the document is shown
     assert "\x1b[" not in printed  # not a terminal
     drawn = picture.read_text(encoding="utf-8")
-    assert drawn.startswith("<svg") and "area.py" in drawn and "ReferenceCopy" in drawn
+    assert drawn.startswith("<svg") and "to_celsius" in drawn and "ReferenceCopy" in drawn

@@ -22,9 +22,9 @@ def host(byte_llama, tokenizer) -> Host:
 def run(host):
     """Asks in a conversation and runs the race to its end; returns the race."""
 
-    def asked(message, conversation=None, max_new_tokens=40):
+    def asked(message, conversation=None, max_new_tokens=40, document=""):
         conversation = Conversation() if conversation is None else conversation
-        race = conversation.ask(host, message, max_new_tokens)
+        race = conversation.ask(host, message, max_new_tokens, document)
         for _ in race.run():
             pass
         return race

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from hf_refspec import Datastore
-from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user
+from hf_refspec.apps.shared.prompts import chat_inputs, chat_messages
 from hf_refspec.apps.space.conversation import Conversation, Host
 
 
 def test_the_document_stands_before_the_first_message_and_answers_stay(host, run):
-    conversation = Conversation("a text\n")
-    first, second = (run(message, conversation, max_new_tokens=8) for message in ("one", "two"))
+    conversation = Conversation()
+    first = run("one", conversation, max_new_tokens=8, document="a text\n")
+    second = run("two", conversation, max_new_tokens=8, document="another")
     assert first.drafter is second.drafter  # which learns from one answer for the next
-    messages = [user("a text\n\none"), assistant(first.drafted.text), user("two")]
+    messages = chat_messages(["a text\n\none", "two"], [first.drafted.text])
     inputs = chat_inputs(host.tokenizer, messages)
     output = host.model.generate(**inputs, max_new_tokens=8, do_sample=False)
     assert second.drafted.ids == second.plain.ids
@@ -28,9 +29,9 @@ def test_the_document_stands_before_the_first_message_and_answers_stay(host, run
     ],
 )
 def test_what_cannot_be_answered_is_refused(host, document, message, error):
-    conversation = Conversation(document)
+    conversation = Conversation()
     with pytest.raises(ValueError, match=error):
-        conversation.ask(host, message, 8)
+        conversation.ask(host, message, 8, document)
     assert conversation.turns == []
 
 
