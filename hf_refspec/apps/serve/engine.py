@@ -29,8 +29,8 @@ from ...generation.running_batch import RunningBatch
 from ...generation.running_text import RunningText
 from ...messages import counted
 from ..shared.prompts import text_inputs
-from .errors import ApiError, shutting_down
 from .grammars import GrammarBudget
+from .protocol import ApiError, shutting_down
 from .served_row import Piece, PreparedRequest, ServedRow
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.processor import llguidance
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
-from .errors import ApiError
-from .protocol import ChatRequest, Tool
+from .protocol import ApiError, ChatRequest, Tool
 from .tool_calls import CLOSE, OPEN
 
 _BUDGET = 0.05  # seconds; a mask of an ordinary grammar takes 0.2 ms

@@ -1,10 +1,11 @@
-"""Requests in OpenAI's form: their supported fields, and how they are read."""
+"""Requests and errors in OpenAI's form: the supported fields, and how they are read."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -18,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+from starlette.exceptions import HTTPException
 
 from ...store.folder_config import is_deeper
-from .errors import ApiError, not_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +41,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 UNKNOWN = "unknown_parameter"  # OpenAI's code
+TOO_SLOW = "grammar_too_slow"
+_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 _MAX_ITEMS = 2048  # messages of a chat, and parts of a message
 MAX_ROWS = 128  # `n`, and the prompts of a completion
@@ -54,6 +57,35 @@ _MAX_REFERENCES = 64
 _MAX_JSON_PARTS = 1 << 18
 # A quote that is never closed matches, too, so that no text is searched twice.
 _JSON_PART = re.compile(r'"[^"]*"?|\[|\{|,')
+
+
+@dataclass(eq=False)
+class ApiError(HTTPException):
+    """Refuses a request; `param` is its field, `code` OpenAI's name of the error."""
+
+    status_code: int
+    detail: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status_code, "invalid_request_error")
+        about = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        return {"error": about}
+
+
+def not_json(where: str = "") -> ApiError:
+    return ApiError(400, f"the body is not JSON{where}; send an object as application/json")
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "the server failed on this request; its log says why")
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down")
 
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -284,10 +316,9 @@ class CompletionRequest(TextRequest):
 
 
 RequestT = TypeVar("RequestT", bound=TextRequest)
-BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-def parsed(kind: type[BodyT], body: bytes) -> BodyT:
+def parsed(kind: type[RequestT], body: bytes) -> RequestT:
     """Reads a request from a body, or raises an `ApiError` that names the first mistake."""
     try:
         text = body.decode()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hmac import compare_digest
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -17,6 +18,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
@@ -24,8 +26,16 @@ from starlette.responses import JSONResponse
 from ..shared.body_limit import BodyLimit
 from .answers import Answer, EventStream
 from .engine import RequestEngine
-from .errors import ApiError, answer_errors, not_json
-from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
+from .protocol import (
+    TOO_SLOW,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    RequestT,
+    internal_error,
+    not_json,
+    parsed,
+)
 from .served_model import ServedModel
 from .served_row import PreparedRequest
 
@@ -48,7 +58,7 @@ def make_app(
     `origins` are the web pages that may ask."""
     checks = [Depends(_key_check(keys))] if keys else []
     app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
-    answer_errors(app, engine.metrics.count_refused)
+    _answer_errors(app, engine.metrics.count_refused)
     app.add_middleware(BodyLimit, max_body_bytes)
     if origins:
         app.add_middleware(CORSMiddleware, origins, ["*"], ["*"])  # methods and headers
@@ -114,6 +124,27 @@ def make_app(
     )
     app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
     return app
+
+
+def _answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
+    """Answers all errors in OpenAI's form; counts requests that are refused before decoding."""
+
+    @app.exception_handler(HTTPException)
+    async def of_client(request: Request, error: HTTPException) -> JSONResponse:
+        if not isinstance(error, ApiError):
+            message = f"{error.detail}: {request.method} {request.url.path:.200}"
+            error = ApiError(error.status_code, message, headers=error.headers)
+        if error.status_code < 500 and error.code != TOO_SLOW:
+            count()
+            # No message, no path and no place in a field: they may repeat what a client wrote.
+            route = getattr(request.scope.get("route"), "path", "no route")
+            why = error.code or (error.param or HTTPStatus(error.status_code).phrase).split(".")[0]
+            logger.info("refused: %s, %d, %s", route, error.status_code, why)
+        return JSONResponse(error.body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def of_server(_request: Request, _error: Exception) -> JSONResponse:
+        return JSONResponse(internal_error().body, 500)
 
 
 def _key_check(keys: Sequence[str]) -> Callable[[Request], Coroutine[Any, Any, None]]:

@@ -23,10 +23,10 @@ from transformers import (
 from ...corpus.rows import REFUSALS
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
-from .errors import ApiError
 from .grammars import GrammarBudget, GrammarCompiler, constraint
 from .protocol import (
     MAX_ROWS,
+    ApiError,
     ChatRequest,
     CompletionRequest,
     TextRequest,

@@ -80,6 +80,7 @@ class ServedRow(StoppingCriteria):
         listener: Callable[[Piece | None], Any],
     ) -> None:
         self.request = request
+        self.reader = request.reader()
         self.seed = None if request.seed is None else request.seed + index
         self.outcome: Outcome | None = None
         self.tokens = 0

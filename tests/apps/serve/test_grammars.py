@@ -14,8 +14,8 @@ import pytest
 
 from hf_refspec import GrammarDrafts
 from hf_refspec.apps.serve.engine import Grammar
-from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.grammars import Constraint, GrammarBudget, GrammarCompiler
+from hf_refspec.apps.serve.protocol import ApiError
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call
 from tests.helpers.running_server import Reply, serving, wait_until

@@ -16,8 +16,13 @@ from huggingface_hub import ChatCompletionOutputMessage
 from openai.types.chat import ParsedChatCompletionMessage
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
-from hf_refspec.apps.serve.errors import ApiError
-from hf_refspec.apps.serve.protocol import UNSUPPORTED, ChatRequest, CompletionRequest, parsed
+from hf_refspec.apps.serve.protocol import (
+    UNSUPPORTED,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    parsed,
+)
 from tests.helpers.byte_model import changed
 from tests.helpers.running_server import NAME, serving
 
