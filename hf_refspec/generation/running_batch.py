@@ -9,7 +9,7 @@ packed keep a loop of their own, and take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -114,12 +114,20 @@ class RunningBatch:
         return [*self._packed, *self._alone]
 
     @torch.no_grad()
-    def add(self, *, seed: int | None = None, **arguments: Any) -> RunningText:
+    def add(
+        self,
+        *,
+        seed: int | None = None,
+        interrupted: Callable[[], bool] | None = None,
+        **arguments: Any,
+    ) -> RunningText:
         """Puts a text at the end of the queue.
 
         Args:
             seed (`int`, *optional*): The seed; the text equals the one that a
                 separate call gives after `torch.manual_seed(seed)`. By default torch draws one.
+            interrupted (`Callable`, *optional*): Asked before each piece of the prompt is read; the
+                text ends if it returns `True`. Afterwards stopping criteria are asked.
             arguments: As of `generate`, for one prompt. Each text needs a drafter of its own;
                 `candidate_generator` is `"auto"` unless given.
 
@@ -141,7 +149,7 @@ class RunningBatch:
                 "A model that is split over several processes cannot decode a running batch: texts "
                 "would join at different times in each. Load it in one process, with `device_map`."
             )
-        prepared = partial(prepare_text, seed=seed)
+        prepared = partial(prepare_text, seed=seed, interrupted=interrupted)
         text: Any = self._model.generate(**arguments, custom_generate=prepared)
         self._waiting.append(text)
         return text

@@ -95,6 +95,7 @@ def prepare_text(
     candidate_generator: Drafter | CandidateGenerator | Literal["auto"] | None = "auto",
     streamer: BaseStreamer | None = None,
     seed: int | None = None,
+    interrupted: Callable[[], bool] | None = None,
     **model_kwargs: Any,
 ) -> RunningText:
     """Takes over a call from `generate`, for a running batch to decode."""
@@ -129,7 +130,7 @@ def prepare_text(
         streamer,
         generator=generator,
     )
-    return RunningText(request, row, verifier, joins)
+    return RunningText(request, row, verifier, joins, interrupted)
 
 
 class RunningText:
@@ -142,16 +143,21 @@ class RunningText:
             text.
         stats ([`DraftStats`]): Counts and times of this text. Passes that it shares with others are
             counted, not timed.
-        interrupted (`Callable`, *optional*): Asked before each piece of the prompt is read; the
-            text ends if it returns `True`. Afterwards stopping criteria are asked.
     """
 
-    def __init__(self, request: Request, row: Row, verifier: Verifier, joins: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        row: Row,
+        verifier: Verifier,
+        joins: bool,
+        interrupted: Callable[[], bool] | None,
+    ) -> None:
         self.input_ids = request.input_ids
         self.finished = False
         self.shared_tokens = 0
         self.stats = DraftStats()
-        self.interrupted: Callable[[], bool] | None = None
+        self.interrupted = interrupted
         self.row = row
         self.joins = joins  # true if it shares its passes with others
         self.verifier = verifier

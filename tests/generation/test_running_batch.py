@@ -157,8 +157,7 @@ def test_a_prompt_that_is_interrupted_ends_and_the_others_go_on(llama):
     batch = RunningBatch(llama, max_rows=2)
     first = add(batch, ids(4), 20)
     batch.step()
-    second = add(batch, ids(30, 1), 20)
-    second.interrupted = lambda: True
+    second = add(batch, ids(30, 1), 20, interrupted=lambda: True)
     assert batch.step() == [second]
     assert second.sequences.shape[1] == 30
     finish(batch)

@@ -196,12 +196,12 @@ class RequestEngine:
             **request.inputs.to(self._model.device),
             **request.options,
             seed=row.seed,
+            interrupted=row.is_interrupted,
             num_return_sequences=1,
             logits_processor=row.processors(),
             stopping_criteria=StoppingCriteriaList([row]),
             candidate_generator=drafter,
         )
-        text.interrupted = row.is_interrupted
         self._texts[text] = row
         row.begin(self._max_seconds)
 
