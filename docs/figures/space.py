@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from hf_refspec.apps.space.launch import load_host, start
-from hf_refspec.apps.space.page import page
+from hf_refspec.apps.space.page import load_host, page, start
 
 SECONDS = 300  # for an answer
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -39,6 +39,6 @@ def space(args: Namespace) -> None:
             print(f"try it: python {args.out / 'app.py'}")
         return
     listen(args.host, args.port).close()  # before a model is loaded
-    from ..space.launch import serve
+    from ..space.page import serve
 
     serve(**options, device_map=args.device_map, server_name=args.host, server_port=args.port)

@@ -34,7 +34,7 @@ PACKAGE_HELP = (
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""
 {install}
-from hf_refspec.apps.space.launch import serve
+from hf_refspec.apps.space.page import serve
 
 serve({arguments})
 '''

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -71,6 +71,13 @@ def load_model(
         return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, device_map=device_map)
     except (AssertionError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _unreadable(name, error) from error
+
+
+def check_sources(sources: Iterable[Drafter], name: str | None) -> None:
+    """Refuses sources of drafts with ids that a model lacks, before the model is loaded."""
+    vocab_size = text_config(load_config(name)).vocab_size
+    for source in sources:
+        source.check(vocab_size)
 
 
 def load_assistant(name: str) -> Callable[[PreTrainedModel], Drafter]:

@@ -13,8 +13,7 @@ from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import ROOT
 from ...messages import counted
 from ...notebooks import spans
-from .conversation import Conversation
-from .race import Lane, Race, RacePass
+from .conversation import Conversation, Lane, Race, RacePass
 
 _EXPLANATIONS = {
     "ReferenceCopy": "copied from the document, the messages and the answers so far",

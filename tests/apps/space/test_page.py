@@ -23,8 +23,7 @@ from hf_refspec.store.files import DatastoreError
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
-from hf_refspec.apps.space.launch import start  # noqa: E402
-from hf_refspec.apps.space.page import EXAMPLES, _race, page  # noqa: E402
+from hf_refspec.apps.space.page import EXAMPLES, _race, page, start  # noqa: E402
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
 chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.apps.space.conversation import Conversation
+from hf_refspec.apps.space.conversation import Conversation, RacePass
 from hf_refspec.apps.space.page import EXAMPLES, following
-from hf_refspec.apps.space.race import RacePass
 from hf_refspec.apps.space.views import conversation_html, pass_html, tree_html
 from hf_refspec.drafting.tree import DraftTree
 
