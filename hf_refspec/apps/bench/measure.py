@@ -6,7 +6,6 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import zip_longest
@@ -46,9 +45,9 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
     # as published, with --max-draft-tokens 18
     "LLMA": partial(ReferenceCopy, published=True, copy_length=18),
 }
-# Names with the folder or Hub id of a datastore, a model or a recycling table.
-OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "TokenRecycling=TABLE")
-OF_MODELS = ("use_mtp", "assistant_model=MODEL", "DraftModel=MODEL")
+# Names with the folder or Hub id of a datastore or a model.
+OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE")
+OF_MODELS = ("use_mtp", "assistant_model=MODEL")
 New: TypeAlias = Callable[[Any], Drafter]  # creates a drafter for a target model, if one is loaded
 logger = logging.getLogger("hf_refspec")
 # The columns with prompts, and with recorded answers; the first that a row has counts.
@@ -69,14 +68,11 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> New:
     name, _, value = text.partition("=")
     if text == "use_mtp":
         return layers_of
-    if value and name in ("assistant_model", "DraftModel"):
+    if value and name == "assistant_model":
         return load_assistant(value)
     if value and name in ("DatastoreDrafts", "REST"):
         store = Datastore.from_pretrained(value, tokenizer=tokenizer)
         return lambda _: DatastoreDrafts(store, published=name == "REST")
-    if value and name == "TokenRecycling":
-        table = TokenRecycling.from_pretrained(value, tokenizer)
-        return lambda _: deepcopy(table)
     if text not in BY_NAME:
         known = [*BY_NAME, *OF_A_NAME, *OF_MODELS]
         raise ValueError(

@@ -24,14 +24,14 @@ from .arguments import add_model, draft_budget, positive
 REPLAYED = (8, 16, 64)  # draft tokens
 # For each method a function that creates its drafters, and its draft budget.
 Drafted: TypeAlias = dict[str, tuple[measure.New, int | str]]
+EPILOG = (
+    "The file has a row for each prompt, in a column turns (as in Spec-Bench and SPEED-Bench), "
+    "messages, prompt, question or text; recorded answers are in reference or answer, or among "
+    "the messages."
+)
 
 
 def add_bench(parser: ArgumentParser) -> None:
-    parser.epilog = (
-        "The file has a row for each prompt, in a column turns (as in Spec-Bench and SPEED-Bench), "
-        "messages, prompt, question or text; recorded answers are in reference or answer, or among "
-        "the messages."
-    )
     add = parser.add_argument
     files = parser.add_mutually_exclusive_group(required=True)
     files.add_argument("--prompts", type=Path, metavar="FILE", help="JSON(L), CSV or Parquet")
@@ -98,7 +98,7 @@ def compared(
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     names = args.drafters or ["ReferenceCopy", "ReferenceCopy | SessionDrafts"]
-    of_models = ("Recycling", "use_mtp", "assistant_model", "DraftModel")
+    of_models = ("TokenRecycling", "use_mtp", "assistant_model")
     for name in names:
         if name == "auto" or any(part in name for part in of_models):
             raise ValueError(f"--drafters {name} needs a model; with --replay name look-up alone")

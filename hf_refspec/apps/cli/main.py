@@ -13,8 +13,9 @@ from ...corpus.untrusted import one_line
 from ...version import __version__
 
 # For each command its help, and further commands or the module and function that run it, which may
-# return an exit status; `add_` and its name is the function that adds the arguments. Only the
-# chosen command's module is imported: torch takes seconds to load, and --help should not wait.
+# return an exit status; `add_` and its name is the function that adds the arguments, and `EPILOG`
+# ends the help. Only the chosen command's module is imported: torch takes seconds to load, and
+# --help should not wait.
 Commands: TypeAlias = "dict[str, tuple[str, str | Commands]]"
 _STORE: Commands = {
     "build": ("build a datastore from a corpus", "store.build"),
@@ -107,10 +108,10 @@ def _add_commands(
     parsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=help)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (about, place) in commands.items():
-        command = parsers.add_parser(name, help=about, description=about, formatter_class=_Help)
         if name != chosen:
-            continue
-        if isinstance(place, dict):
+            parsers.add_parser(name, help=about)
+        elif isinstance(place, dict):
+            command = parsers.add_parser(name, help=about, description=about)
             _add_commands(command, place, arguments[arguments.index(name) + 1 :])
         else:
             if name in _LOADING and not {"-h", "--help", "--push", "--out"} & {*arguments}:
@@ -121,5 +122,9 @@ def _add_commands(
 
             logging.disable_progress_bar()
             logging.set_verbosity_error()
+            epilog = getattr(found, "EPILOG", None)
+            command = parsers.add_parser(
+                name, help=about, description=about, epilog=epilog, formatter_class=_Help
+            )
             getattr(found, f"add_{function}")(command)
             command.set_defaults(run=getattr(found, function))

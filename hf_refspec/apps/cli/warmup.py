@@ -10,12 +10,14 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import vector_index as vector_index
 from ...warm_up import warmup as warm_up
 
+EPILOG = (
+    "Compiles the kernels that draft and search into numba's cache: beside the package, or in "
+    "the folder that NUMBA_CACHE_DIR names. Run it as the user whose calls need them."
+)
 
-def add_warmup(parser: ArgumentParser) -> None:
-    parser.epilog = (
-        "Compiles the kernels that draft and search into numba's cache: beside the package, or in "
-        "the folder that NUMBA_CACHE_DIR names. Run it as the user whose calls need them."
-    )
+
+def add_warmup(_parser: ArgumentParser) -> None:
+    """It has no arguments."""
 
 
 def warmup(_args: Namespace) -> None:

@@ -84,12 +84,17 @@ REFUSED = [
     (f"{BENCH} DatastoreDrafts", "DatastoreDrafts=STORE"),
     (f"{BENCH} DatastoreDrafts=./none", "--drafters 'DatastoreDrafts=./none': './none' does not"),
     (
-        f"{BENCH} DraftModel=nofolder",
-        "--drafters 'DraftModel=nofolder': 'nofolder' is neither a folder here … be reached",
+        f"{BENCH} assistant_model=nofolder",
+        "--drafters 'assistant_model=nofolder': 'nofolder' is neither a folder here … be reached",
     ),
-    (f"{BENCH} DraftModel=./none", "--drafters 'DraftModel=./none': './none' does not exist"),
-    (f"{BENCH} DraftModel=words", "'DraftModel=words': words is not the folder of a model"),
-    (f"{BENCH} TokenRecycling=exists", "'TokenRecycling=exists': exists is not a recycling table"),
+    (
+        f"{BENCH} assistant_model=./none",
+        "--drafters 'assistant_model=./none': './none' does not exist",
+    ),
+    (
+        f"{BENCH} assistant_model=words",
+        "'assistant_model=words': words is not the folder of a model",
+    ),
     ("bench --prompts none.jsonl", "none.jsonl is not a file"),
     (f"{REPLAY} --drafters TokenRecycling", "TokenRecycling needs a model; with --replay name"),
     (f"{REPLAY} --max-draft-tokens auto", "--max-draft-tokens auto is measured on a model"),
