@@ -11,10 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.status import Status
-from rich.text import Text
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -95,13 +91,6 @@ def log_to_stderr(format: str) -> None:
     logger.setLevel(logging.INFO)
 
 
-def waiting(message: str) -> Status:
-    """Shows a message inside its `with` block, if the standard error is a terminal."""
-    # Redrawing slows the decoding that is being measured.
-    console = Console(stderr=True, quiet=not sys.stderr.isatty())
-    return console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
-
-
 def read_text(path: Path, option: str) -> str:
     """Reads a file of UTF-8 text; errors name the option."""
     try:
@@ -163,8 +152,7 @@ def sources(
     from ...drafting.datastore_drafts import DatastoreDrafts
     from ...drafting.session_drafts import SessionDrafts
     from ...store.datastore import Datastore
-    from ...text_config import text_config
-    from ..shared.loading import load_config
+    from ..shared.loading import check_sources
 
     references = [read_text(path, "--reference") for path in args.reference or ()]
     drafters: list[Drafter] = [*default_sources(references or None, tokenizer)]
@@ -173,9 +161,7 @@ def sources(
         drafters.append(DatastoreDrafts(store))
     if args.cache is not None:
         drafters.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
-    vocab_size = text_config(load_config(args.model)).vocab_size
-    for drafter in drafters:
-        drafter.check(vocab_size)
+    check_sources(drafters, args.model)
     of_model = assistants(args)
     return lambda model: [*drafters, *of_model(model)]
 

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -16,13 +17,13 @@ from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import SCENES, Scene
 from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend, without_controls
-from .arguments import add_assistants, add_model, assistants, positive, waiting
+from .arguments import add_assistants, add_model, assistants, positive
 
 DRAFTED = "drafted"
+EPILOG = "The model is loaded in float32, so that all ids are equal."
 
 
 def add_demo(parser: ArgumentParser) -> None:
-    parser.epilog = "The model is loaded in float32, so that all ids are equal."
     add = parser.add_argument
     add_model(parser, dtype=False)
     add_assistants(parser)
@@ -44,9 +45,9 @@ def demo(args: Namespace) -> int:
         return {UNDRAFTED: {}, DRAFTED: {"candidate_generator": drafter}}
 
     comparison = Comparison(model, methods, max_new_tokens=args.max_new_tokens, do_sample=False)
-    with waiting("warming up"):
-        comparison.warm_up()
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
+    with Console(stderr=True).status("warming up …", refresh_per_second=1):
+        comparison.warm_up()
     dtype = str(model.dtype).removeprefix("torch.")
     about = f"{model.num_parameters() / 1e6:,.0f} million parameters, {dtype}"
     console.print(
@@ -82,7 +83,8 @@ def show(
         with drafter.heard_by(stream.put):
             drafted = comparison.call(DRAFTED, inputs)
         stream.end()
-        with waiting("the same without drafts"):
+        # More redrawing would slow the decoding that is being measured.
+        with Console(stderr=True).status("the same without drafts …", refresh_per_second=1):
             plain = comparison.call(UNDRAFTED, inputs)
         comparison.record({UNDRAFTED: plain, DRAFTED: drafted})
         console.print(legend(drafter.stats))

@@ -16,12 +16,11 @@ from ...messages import counted
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError
-from ...text_config import text_config
 from ...version import __version__
 from ..bench import measure
 from ..bench.measure import Chat, read_chats, rendered
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison
-from ..shared.loading import load_config, load_tokenizer, name_for_people
+from ..shared.loading import check_sources, load_tokenizer, name_for_people
 from ..shared.streams import Terminal
 from .arguments import add_model, positive
 from .bench import REPLAYED, Drafted, compared
@@ -52,8 +51,7 @@ def evaluate(args: Namespace) -> int:
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
-    vocab_size = text_config(load_config(args.model)).vocab_size
-    DatastoreDrafts(store).check(vocab_size)
+    check_sources([DatastoreDrafts(store)], args.model)
     if args.prompts is not None:
         chats = rendered(read_chats(args.prompts, turns=1), tokenizer, args.limit)
     else:

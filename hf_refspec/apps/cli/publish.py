@@ -52,8 +52,6 @@ def write_or_push(
         for path, content in written.items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
-    files = (path for path in args.out.rglob("*") if path.is_file())
-    names = sorted(path.relative_to(args.out).as_posix() for path in files)
-    print(f"{args.out}: {', '.join(names)}")
+    print(f"{args.out}: {', '.join(sorted(written))}")
     print(f"push it: hf upload {named} {args.out} --repo-type {kind}")
     return str(args.out)

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...kernels.compilation import drafting_kernels
 from ...messages import require
-from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
+from ..shared.loading import load_model, load_tokenizer, name_for_people
 from .arguments import (
     add_assistants,
     add_listening,
@@ -71,7 +71,6 @@ def serve(args: Namespace) -> int:
         raise ValueError(f"a key of --api-key or {_KEY} is empty; give one, or leave it out")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
-        load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
         new_drafters = sources(args, tokenizer)
         drafting_kernels.ready()  # or they are compiled while the model is loaded

@@ -9,13 +9,15 @@ from typing import Any
 
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
+from rich.console import Console
+from rich.markup import escape
 
 from ...corpus.untrusted import printable
 from ...messages import require
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
 from ...store.names import ask_hub, is_here, named_tokenizer
-from .arguments import log_to_stderr, positive, waiting
+from .arguments import log_to_stderr, positive
 
 
 def add_build(parser: ArgumentParser) -> None:
@@ -79,7 +81,7 @@ def _load_dataset(args: Namespace) -> Any:
     datasets.disable_progress_bars()
     disable_progress_bars()
     try:
-        with waiting(f"loading the dataset {name}"):
+        with Console(stderr=True).status(f"loading the dataset {escape(name)} …"):
             return datasets.load_dataset(
                 name, name=args.config, split=args.split, streaming=args.streaming
             )
