@@ -1,7 +1,5 @@
 """`hf-refspec bench`: measures whether drafts pay off for a model and prompts."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """`hf-refspec chat`: a conversation in the terminal, with drafts from texts."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field

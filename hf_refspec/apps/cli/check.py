@@ -1,7 +1,5 @@
 """`hf-refspec check`: how drafts are verified for a model, and their cost."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from ...model_check import check as checked

@@ -1,7 +1,5 @@
 """`hf-refspec demo`: a model answers with drafts and plainly, and both are compared."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`hf-refspec store evaluate`: measures whether a datastore pays off for a model."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from datetime import date
 from itertools import islice

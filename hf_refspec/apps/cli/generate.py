@@ -1,7 +1,5 @@
 """`hf-refspec generate`: continues or answers a prompt, with drafts from texts."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import ArgumentParser, Namespace

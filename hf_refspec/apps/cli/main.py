@@ -1,7 +1,5 @@
 """`hf-refspec`: the command line."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """`hf-refspec publish`: the repository for `generate(custom_generate="user/name")`."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial

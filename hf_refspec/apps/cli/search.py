@@ -1,7 +1,5 @@
 """`hf-refspec store search`: a text's longest match in a datastore, and its draft tree."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 import numpy as np

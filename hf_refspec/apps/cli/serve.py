@@ -1,7 +1,5 @@
 """`hf-refspec serve`: the OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import logging
 import os
 from argparse import ArgumentParser, Namespace

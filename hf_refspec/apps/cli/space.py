@@ -1,7 +1,5 @@
 """`hf-refspec space`: the page that compares plain with drafted decoding, here or on the Hub."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hf-refspec store`: the commands that build, compact, describe and publish datastores."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

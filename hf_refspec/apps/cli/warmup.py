@@ -1,7 +1,5 @@
 """`hf-refspec warmup`: compiles kernels ahead of time."""
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser, Namespace
 

@@ -1,7 +1,5 @@
 """The package's repositories on the Hub: for `custom_generate="user/name"`, and a Space."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Answers in OpenAI's form: whole, or streamed in chunks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

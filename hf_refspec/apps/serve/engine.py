@@ -1,7 +1,5 @@
 """A thread that decodes several requests together, up to a number of rows; others wait in order."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging

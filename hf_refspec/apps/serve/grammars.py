@@ -5,8 +5,6 @@ any time and memory, and only the end of its process ends a compilation. Masks a
 compiled grammar have a budget of time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

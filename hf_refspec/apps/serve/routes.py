@@ -1,7 +1,5 @@
 """The server and its routes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

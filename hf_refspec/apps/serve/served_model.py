@@ -1,7 +1,5 @@
 """Checks a request against the model, and prepares it for generation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial

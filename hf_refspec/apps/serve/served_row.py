@@ -1,7 +1,5 @@
 """A request as the engine decodes it, and each of its rows until it ends."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack

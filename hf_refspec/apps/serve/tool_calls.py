@@ -4,8 +4,6 @@ If the chat template takes no tools, or the tokenizer has no `response_template`
 form of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import uuid

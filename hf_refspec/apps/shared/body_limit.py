@@ -1,7 +1,5 @@
 """A limit for the bodies of requests, which are read into memory."""
 
-from __future__ import annotations
-
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

@@ -1,7 +1,5 @@
 """Loads the models and tokenizers of commands: by default SmolLM2-135M-Instruct."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chats and texts as input ids that fit into a model's context; scenes of the demo and the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

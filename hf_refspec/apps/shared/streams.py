@@ -1,7 +1,5 @@
 """Answers while they are generated: tokens as text, and accepted drafts in colour."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The page: its parts and their events, and a server of it with a model."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """A conversation as HTML: the two texts of each race, and the draft tree of one forward pass."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from html import escape
