@@ -80,7 +80,7 @@ class Conversation:
     def stop(self) -> None:
         """Ends the current answer."""
         if self.turns:
-            self.turns[-1][1].stopped = True
+            self.turns[-1][1].stop()
 
     def leave(self) -> None:
         """Ends the current answer, and waits until nothing more of it is shown."""
@@ -117,7 +117,7 @@ class Race:
         self.max_new_tokens = max_new_tokens
         self.passes: list[RacePass] = []  # of the drafted call
         self.sources = [type(source).__name__ for source in drafter.sources]
-        self.stopped = False  # True ends both after the current pass
+        self.stopped = False
         self.copied: list[CopiedSpan] = []  # of the drafted text, at its end
         self.drafter = drafter
         options = {**inputs.to(model.device), "max_new_tokens": max_new_tokens, "do_sample": False}
@@ -142,6 +142,10 @@ class Race:
         finally:
             for lane in lanes:
                 lane.stop()
+
+    def stop(self) -> None:
+        """Ends both calls after the current pass."""
+        self.stopped = True
 
     @property
     def completed(self) -> bool:

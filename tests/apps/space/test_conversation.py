@@ -116,7 +116,8 @@ def test_the_call_whose_clock_is_behind_computes_and_the_other_waits(race):
 def test_a_stopped_race_ends_both_calls_and_the_drafter_can_be_used_again(race, host):
     new = race()
     for count, _ in enumerate(new.run()):
-        new.stopped = count == 9
+        if count == 9:
+            new.stop()
     assert new.finished and not new.completed
     assert 0 < len(new.plain.ids) < 40 and new.first_difference() is None
     assert lane_threads() == 0
