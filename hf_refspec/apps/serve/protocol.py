@@ -1,13 +1,11 @@
 """Requests and errors in OpenAI's form: the supported fields, and how they are read."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,11 +18,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
+from typing_extensions import Self
 
 from ...store.folder_config import is_deeper
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _IGNORED = {"metadata", "moderation", "safety_identifier", "service_tier", "store", "user"}
 _IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
@@ -235,7 +231,7 @@ class ResponseFormat(RequestObject):
     value: Schema | None = None
 
     @model_validator(mode="after")
-    def _one_schema(self) -> ResponseFormat:
+    def _one_schema(self) -> Self:
         forms = {"json_schema": self.json_schema, "schema": self.schema_, "value": self.value}
         given = [name for name, form in forms.items() if form is not None]
         most = int(self.type != "text")
