@@ -127,7 +127,9 @@ class TerminalChat:
         note = ""
         try:
             with self.drafter.heard_by(stream.put):
-                self.model.generate(**inputs, **options, candidate_generator=self.drafter)
+                output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
+            unheard = output[0, inputs["input_ids"].shape[1] + len(stream.ids) :].tolist()
+            stream.put(unheard, [None] * len(unheard))  # all, where no drafter runs
             if len(stream.ids) == max_new_tokens:
                 note = f"stopped after {counted(max_new_tokens, 'token')}"
         except KeyboardInterrupt:

@@ -181,6 +181,13 @@ def test_a_conversation_longer_than_the_context_is_refused_and_reset_helps(talk)
     assert chat.questions == ["one", "two"]
 
 
+def test_an_answer_is_printed_where_no_drafter_runs(talk, monkeypatch):
+    chat, printed = talk("one")
+    monkeypatch.setattr(LiveDrafts, "observe", lambda *_: None)
+    again, printed_again = talk("one")
+    assert printed_again == printed and again.answers == chat.answers
+
+
 def test_a_terminal_gets_a_legend_in_colour_and_a_pipe_only_answers(talk):
     options = {"force_terminal": True, "color_system": "standard", "width": 60}
     _, printed = talk("one", max_new_tokens=30, **options)
