@@ -1,7 +1,5 @@
 """A drafter that is attached serves every `generate` that names none, and changes no text."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """Calls of every kind have the ids of plain decoding on a GPU, or on a pretended one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 

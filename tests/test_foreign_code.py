@@ -1,7 +1,5 @@
 """Calls through code of others inside a forward pass decode plainly, unless the user trusts it."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

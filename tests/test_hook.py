@@ -1,7 +1,5 @@
 """`import hf_refspec` adds a keyword to `generate`, and nothing else changes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

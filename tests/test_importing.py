@@ -1,7 +1,5 @@
 """`import hf_refspec` loads the hook; everything else is loaded when it is first used."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

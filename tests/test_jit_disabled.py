@@ -1,8 +1,6 @@
 """What holds with and without numba's compiler: these tests run twice, the second time in a process
 with `NUMBA_DISABLE_JIT`, which debuggers and measurements of coverage need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The pretended device treats the host as a GPU does: it refuses what CUDA refuses, and waits where
 CUDA waits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

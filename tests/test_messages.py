@@ -1,7 +1,5 @@
 """Numbers in messages have their nouns."""
 
-from __future__ import annotations
-
 from hf_refspec.messages import counted
 
 

@@ -1,7 +1,5 @@
 """`check` says what a model's drafts are verified by, and what they cost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

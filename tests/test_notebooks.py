@@ -1,7 +1,5 @@
 """What a notebook shows of statistics, draft trees, stored folders and checks, and its bars."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys

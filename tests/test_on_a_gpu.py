@@ -5,8 +5,6 @@
 runs them on a pretended one, as `test_pretended_device.py` does.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

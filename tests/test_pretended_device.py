@@ -1,8 +1,6 @@
 """The tests of what holds on a GPU, on a pretended one, in a process of their own: the device is
 there for a whole process, and other tests should not find one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Each bad input gets one clear exception before any forward pass, and nothing is left changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a package index shows."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import runpy

@@ -1,7 +1,5 @@
 """What a configuration says of the decoder, wherever it stands."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Results come in the order of the items, a few of which are read ahead."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from itertools import count

@@ -7,8 +7,6 @@ It runs on the pretended device, which counts (see `test_pretended_device.py`). 
 prints the table, and with `--places` the lines behind each count.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,7 +1,5 @@
 """Private and changing names of transformers stand in one file."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """With a transformers that the package is not tested with, calls decode plainly and say why."""
 
-from __future__ import annotations
-
 import logging
 import re
 

@@ -1,7 +1,5 @@
 """The benchmark of draft models, and the script that distils one."""
 
-from __future__ import annotations
-
 import distill
 import draft_models
 import numpy as np

@@ -1,7 +1,5 @@
 """scripts/gpu_bench with tiny models."""
 
-from __future__ import annotations
-
 import re
 import signal
 

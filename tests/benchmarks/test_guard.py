@@ -1,7 +1,5 @@
 """MAT has not dropped below benchmarks/guard.json."""
 
-from __future__ import annotations
-
 import json
 
 import guard

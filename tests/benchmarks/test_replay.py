@@ -1,7 +1,5 @@
 """Replays count what a drafter saves on recorded answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

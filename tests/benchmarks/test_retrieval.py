@@ -1,7 +1,5 @@
 """Speculative retrieval is measured with all retrievers and both indexes, against the baseline."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Scripts of benchmarks/ with tiny models."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

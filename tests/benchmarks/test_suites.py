@@ -1,7 +1,5 @@
 """Recorded answers of published files, as ids."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from hf_refspec.corpus.documents import open_source

@@ -1,7 +1,5 @@
 """Chats whose contents are lists of parts, as OpenAI's clients and vision-language sets have."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

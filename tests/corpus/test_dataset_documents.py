@@ -1,7 +1,5 @@
 """Which columns of a dataset are read, and as what documents."""
 
-from __future__ import annotations
-
 import datasets
 import pytest
 

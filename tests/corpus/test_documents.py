@@ -1,7 +1,5 @@
 """What a datastore is built from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

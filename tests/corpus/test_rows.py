@@ -1,7 +1,5 @@
 """Files of rows: what they are read as, wherever a corpus is named."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

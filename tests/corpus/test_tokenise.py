@@ -1,7 +1,5 @@
 """Documents are tokenised in order, in pieces, as they are."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 

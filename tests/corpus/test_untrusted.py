@@ -1,7 +1,5 @@
 """What others have written cannot command a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Docstrings as the API reference shows them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

@@ -1,7 +1,5 @@
 """What the page of limits says of models and calls is what happens."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

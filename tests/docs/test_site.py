@@ -1,7 +1,5 @@
 """The documentation builds, and shows the step, the public names and the messages as they are."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

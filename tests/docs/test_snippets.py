@@ -6,8 +6,6 @@ of the documentation in `scripts/test --nightly`.
 writes what they print into the pages.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The examples run with the default model, and what trains with a tiny one; all but the first
 in `scripts/test --nightly`."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The commands, see the package."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Damages stored folders, one after another, and uses each as a user would."""
 
-from __future__ import annotations
-
 import logging
 import random
 import re

@@ -3,8 +3,6 @@ their place, and places of JSON and numbers of arrays, for which config.json is 
 so that what reads them is reached. What SQL can do to a cache's database is in
 tests/store/test_sessions.py."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -50,7 +48,7 @@ class Place:
     spare: Path
 
     @classmethod
-    def around(cls, folder: Path) -> Place:
+    def around(cls, folder: Path) -> "Place":
         """Makes a place around a folder."""
         place = cls(folder, folder.with_name("outside"), folder.with_name("spare"))
         place.outside.mkdir()

@@ -4,8 +4,6 @@ A case is a tiny random model and a few calls, with changes of the model in betw
 determines all of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import traceback

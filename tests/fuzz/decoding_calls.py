@@ -1,7 +1,5 @@
 """Random calls of `generate`: drawn as plain data, and made of one side or the other."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from contextlib import nullcontext

@@ -1,8 +1,6 @@
 """Tiny random models with a tokenizer, a datastore and drafters, and what users do to a model
 between two calls."""
 
-from __future__ import annotations
-
 import atexit
 import copy
 import random

@@ -1,7 +1,5 @@
 """Killed writers lose and leave nothing, and defects are noticed; run by test_fuzzers.py."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -3,8 +3,6 @@
 A child that writes is killed before the Nth call of a function in C that changes files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

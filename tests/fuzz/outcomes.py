@@ -1,7 +1,5 @@
 """How an attack may end, and the child processes in which it may also crash or hang."""
 
-from __future__ import annotations
-
 import faulthandler
 import hashlib
 import multiprocessing
@@ -49,7 +47,7 @@ class Outcome(NamedTuple):
         return self.name in BAD
 
     @staticmethod
-    def worst(outcomes: Sequence[Outcome]) -> Outcome:
+    def worst(outcomes: Sequence["Outcome"]) -> "Outcome":
         return max(outcomes, key=lambda outcome: _ORDER.index(outcome.name))
 
 

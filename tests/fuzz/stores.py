@@ -1,7 +1,5 @@
 """A small real folder of each kind, and what a user does with one."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sqlite3

@@ -4,8 +4,6 @@ Those that fork are run in a process of their own: where other tests have left t
 wait for a lock that none of its own threads will ever release.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

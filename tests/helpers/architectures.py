@@ -7,8 +7,6 @@ left at a constant (a gate, a sink or a bias of zeros hides what depends on it).
 are short so that a text crosses them.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A retriever without a library."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hf_refspec.retrieval.retriever import Retrieved

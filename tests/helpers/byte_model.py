@@ -1,7 +1,5 @@
 """A tokenizer of bytes and a tiny random model of them, and a tokenizer of words."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls of `generate` for tests: prompts, comparisons, and what is passed along."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from transformers import (

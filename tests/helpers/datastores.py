@@ -1,7 +1,5 @@
 """Small datastores that are written by hand, and what is drafted from them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The device that tests of what holds on a GPU run on: `HF_REFSPEC_DEVICE`, CUDA unless set."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

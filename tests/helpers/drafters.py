@@ -1,7 +1,5 @@
 """Drafters for tests, which know the target text and draft it with a given accuracy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +31,7 @@ class Fixed(Drafter):
         self.calls = []
 
     @classmethod
-    def chain(cls, tokens, probs=None) -> Fixed:
+    def chain(cls, tokens, probs=None) -> "Fixed":
         return cls(DraftTree.chain(tokens, probs))
 
     def begin(self, prompt_ids, vocab_size):

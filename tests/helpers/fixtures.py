@@ -1,7 +1,5 @@
 """The fixtures of all folders, and the state in which tests find torch and transformers."""
 
-from __future__ import annotations
-
 import copy
 import os
 import threading

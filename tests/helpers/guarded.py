@@ -1,7 +1,5 @@
 """Arrays for kernels that run as plain Python and must not leave them."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Vectors that an index may confuse, or that are hard to round."""
 
-from __future__ import annotations
-
 import numpy as np
 
 # Vectors that are hard to round: a column or a row larger than all others, a constant column, all

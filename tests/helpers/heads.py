@@ -1,8 +1,6 @@
 """Tiny random models with what drafts from their hidden states: layers for multi-token prediction,
 an assistant that shares keys, a block drafter."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import MappingProxyType

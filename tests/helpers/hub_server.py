@@ -1,7 +1,5 @@
 """A small Hugging Face Hub on 127.0.0.1: what repos and their files need, and faults on demand."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

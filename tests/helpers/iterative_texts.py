@@ -1,7 +1,5 @@
 """Texts of iterative RaLM, and its definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

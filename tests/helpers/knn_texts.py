@@ -1,7 +1,5 @@
 """Texts for a kNN-LM, and a call of it."""
 
-from __future__ import annotations
-
 import torch
 
 from hf_refspec.ralm.knn_lm import knn_lm

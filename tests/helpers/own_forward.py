@@ -1,8 +1,6 @@
 """Models whose own class does more in a forward pass than transformers' does: what a hook would do
 too, but hooks are code of others, with which calls decode plainly."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """How long forward passes take, as a test says, and not as the clock does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The forward passes that models run, and a verifier that has run one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Products of layers, as a pass computes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

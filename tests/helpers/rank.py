@@ -1,7 +1,5 @@
 """One rank of a model that is split over several processes, for `verification/test_ranks.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A server on a free port of this machine, in a thread or in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

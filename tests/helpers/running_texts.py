@@ -1,7 +1,5 @@
 """Greedy texts of a running batch."""
 
-from __future__ import annotations
-
 import torch
 
 from hf_refspec.generation.running_batch import RunningBatch

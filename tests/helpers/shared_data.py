@@ -3,8 +3,6 @@
 They look for it in the folder that HF_REFSPEC_DATA names, or in ../shared/data beside the checkout.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

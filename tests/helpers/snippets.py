@@ -5,8 +5,6 @@ All snippets of a page run one after another in one namespace and one folder. A 
 times, and what depends on them. Command lines with an output are run, others only parsed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """A datastore's config, a file of arrays, and other processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small texts and a small encoder, the same on every machine."""
 
-from __future__ import annotations
-
 import zlib
 from functools import cache
 

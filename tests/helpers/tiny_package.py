@@ -1,8 +1,6 @@
 """A package of a tiny model that stands in for the default model's: the same code converts it in no
 time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -1,7 +1,5 @@
 """Draft trees by the paths to their nodes."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree

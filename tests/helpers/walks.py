@@ -1,7 +1,5 @@
 """Texts that retrieve at every step, and a retriever for them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """How a node's proposals are divided among its children."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hf_refspec.index.best_first import Growth, divide

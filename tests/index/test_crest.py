@@ -1,7 +1,5 @@
 """The table from n-grams to draft trees, against a dict."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

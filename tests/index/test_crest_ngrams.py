@@ -1,7 +1,5 @@
 """The counting of n-grams along suffix arrays, against a `Counter`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from unittest.mock import patch
 

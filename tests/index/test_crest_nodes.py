@@ -1,7 +1,5 @@
 """Which n-grams and nodes are kept, against a plain twin."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The table of next tokens, against a twin that is an ordered dictionary."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter, OrderedDict

@@ -1,7 +1,5 @@
 """REST's trie and the mixed one, against counting all that followed in plain Python."""
 
-from __future__ import annotations
-
 from collections import Counter
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """Prompts are similar if they have tokens in common."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

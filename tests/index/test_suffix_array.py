@@ -1,7 +1,5 @@
 """Suffix arrays against plain Python: their order, searching, and reading behind matches."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise

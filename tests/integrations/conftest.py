@@ -1,7 +1,5 @@
 """The default model under other people's code, plainly and with a drafter attached."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """Clients that nobody here wrote ask a server for calls and for objects; all but OpenAI's in
 `scripts/test --nightly`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Grammars: of xgrammar and outlines, which keep state and see each prefix once, and of ours."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

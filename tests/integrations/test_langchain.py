@@ -1,7 +1,5 @@
 """LangChain's HuggingFacePipeline."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import pipeline
 

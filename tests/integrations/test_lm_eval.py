@@ -1,7 +1,5 @@
 """lm-eval's HFLM: a generation task over a local file."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """A tokenizer with a token that its model has no row for, as Gemma 3's and Code Llama's have one:
 only ids that occur decide, and a source that has such an id is refused before work starts."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """`transformers serve`, in this process: whatever model it loads is drafted."""
 
-from __future__ import annotations
-
 import socket
 
 import openai

@@ -1,7 +1,5 @@
 """Rollouts of TRL's trainers: batches of left-padded prompts, between which the weights change."""
 
-from __future__ import annotations
-
 import copy
 import runpy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Algorithm 1: whatever is speculated, the text is the baseline's."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from itertools import product

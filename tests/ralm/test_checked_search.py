@@ -1,7 +1,5 @@
 """A retriever that fails, or whose scores cannot be ranked, raises one clear error."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 

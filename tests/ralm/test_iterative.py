@@ -1,7 +1,5 @@
 """Iterative RaLM with tiny models: whatever is speculated, the ids are those of the definition."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A kNN-LM: the same text with every speculation, from the distribution of the paper."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The letters and numbers of a `RalmSpeculation`."""
 
-from __future__ import annotations
-
 import pytest
 
 from hf_refspec.ralm.options import RalmSpeculation

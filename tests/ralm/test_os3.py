@@ -1,7 +1,5 @@
 """The stride scheduler against brute force, and its estimates of right steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

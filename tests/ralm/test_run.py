@@ -1,7 +1,5 @@
 """Calls that retrieve: their ends and streams, one text each, and cores that searches leave."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy

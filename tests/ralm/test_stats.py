@@ -1,7 +1,5 @@
 """Counts and times of a call that retrieves."""
 
-from __future__ import annotations
-
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.run import generate_with_retrieval
 from tests.helpers.walks import Slow, Walk, generated

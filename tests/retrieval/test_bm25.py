@@ -1,7 +1,5 @@
 """Sparse retrieval: the scores of bm25s, in batches, with ties by id."""
 
-from __future__ import annotations
-
 import bm25s
 import numpy as np
 import pytest

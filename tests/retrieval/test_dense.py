@@ -1,7 +1,5 @@
 """Dense retrieval: exact search, the graph, ties, scores, and bad embeddings."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The int8 copy of vectors: its scores are true within the bound that it states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Knowledge bases: building, opening, and the Hub."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The common behaviour of all retrievers: dense, exact or by a graph, and BM25."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Search among vectors: exact, by FAISS, and with the same scores whatever the batch."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The default model from a Hub, and when the Hub is not asked or not waited for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The default model from the package. A tiny model stands in for it: the same code converts it in a
 second."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

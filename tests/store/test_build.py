@@ -1,7 +1,5 @@
 """Datastores are built and extended whole, the same in every way, or not at all."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

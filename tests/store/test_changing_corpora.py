@@ -1,7 +1,5 @@
 """Documents come, change and go in an open datastore, as in a dict."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Datastores that are compacted while others read and write them, or processes are killed."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The compact form of a datastore."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

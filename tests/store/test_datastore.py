@@ -1,7 +1,5 @@
 """Datastores that are opened, verified, copied and drafted from, whatever their files are."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

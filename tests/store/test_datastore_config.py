@@ -1,7 +1,5 @@
 """What a config.json may say, and that everything else is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

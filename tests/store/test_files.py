@@ -1,7 +1,5 @@
 """What the files of a stored folder may hold, and that everything else is refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """Datastores on the Hub: the real client against a local server."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

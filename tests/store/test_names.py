@@ -1,7 +1,5 @@
 """Whether a name is a folder or a repo, and when the Hub is asked or not waited for."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders that one may only read: they open and serve, and whoever changes them is told at once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Recycling tables on disk and on the Hub: what comes back, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is remembered on the disk outlives its process, whatever happens to that or to the files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

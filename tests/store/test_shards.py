@@ -1,7 +1,5 @@
 """Shards are merged, by extensions or when asked, and hold the same documents."""
 
-from __future__ import annotations
-
 import os
 import random
 from itertools import pairwise

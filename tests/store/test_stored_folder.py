@@ -1,8 +1,6 @@
 """Every kind of stored folder goes to the Hub and comes back, and tells nothing of this machine;
 damage to its files is found, and how long ago there was none is noted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,8 +1,6 @@
 """The tokenizer that a datastore carries, and the fingerprint, which changes with the ids that a
 tokenizer gives and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Findings on disk hold for the next processes, and for no other model."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

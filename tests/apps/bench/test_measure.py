@@ -1,7 +1,5 @@
 """Prompts and recorded chats in files of rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

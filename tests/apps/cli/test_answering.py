@@ -1,7 +1,5 @@
 """`hf-refspec generate` and `chat`: prompts, drafts, conversations, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal

@@ -1,7 +1,5 @@
 """`hf-refspec bench`, `check` and `store evaluate`: what they measure, print and refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

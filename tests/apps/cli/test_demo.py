@@ -1,7 +1,5 @@
 """`hf-refspec demo`: each answer is shown once, drafted, and compared with the plain one."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """`hf-refspec` from the command line."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a command cannot do is refused with status 2 and one line that names it."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

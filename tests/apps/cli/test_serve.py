@@ -1,7 +1,5 @@
 """`hf-refspec serve`: what it refuses before it starts, and how it ends."""
 
-from __future__ import annotations
-
 import copy
 import re
 import signal

@@ -1,7 +1,5 @@
 """`hf-refspec store build`, `compact`, `info`, `search`: what they make and print."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import partial

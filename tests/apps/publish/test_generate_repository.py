@@ -1,7 +1,5 @@
 """The Hub repository for `generate(custom_generate="user/name")`, with transformers' own loader."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

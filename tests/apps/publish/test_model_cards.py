@@ -1,7 +1,5 @@
 """The cards in model_cards/ are what the commands and the script beside them write."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`hf-refspec space --push` and `--out` write a Space that runs as it stands."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The real client gets plain `generate`'s texts, whatever is drafted and however it samples."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

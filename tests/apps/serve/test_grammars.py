@@ -1,8 +1,6 @@
 """Grammars change no text: it is that of plain `generate` with the grammar's processor. What cannot
 be compiled is refused, and no client waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """Requests are decoded together, each as if alone, and none waits for a client that has gone."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What cannot be answered gets an error in OpenAI's form that names it, and the server goes on."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Tools are shown to any model, and its calls are found in its text, however it is cut."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

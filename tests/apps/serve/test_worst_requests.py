@@ -1,7 +1,5 @@
 """The most expensive request of each kind is answered, or refused before it is computed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Methods are compared on the same prompts: ids, times, and whether one pays."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

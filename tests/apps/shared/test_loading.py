@@ -1,7 +1,5 @@
 """Models and tokenizers of commands: what is refused, and where they are placed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An answer is printed as it comes, and each token has the colour of its source."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from hf_refspec.apps.space.conversation import Conversation, Host

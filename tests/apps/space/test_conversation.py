@@ -1,8 +1,6 @@
 """A conversation goes on with its document and its answers, and refuses what cannot be answered; a
 race is two real calls of generate() in turns, and each text is plain generate()'s."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

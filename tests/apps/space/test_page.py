@@ -1,8 +1,6 @@
 """The page in a real browser, with the trained default model; its looks and further controls in
 `scripts/test --nightly`."""
 
-from __future__ import annotations
-
 import copy
 import http.client
 import runpy

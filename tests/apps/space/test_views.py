@@ -1,7 +1,5 @@
 """What the page shows of a conversation, and of the draft tree of one forward pass."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from itertools import combinations

@@ -5,8 +5,6 @@ towards the host it behaves as a GPU does. Importing this module registers the d
 process, so only processes that run tests on it should. It needs a C++ compiler and ninja.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections import Counter
