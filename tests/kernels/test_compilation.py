@@ -19,7 +19,7 @@ from tests.helpers.architectures import small
 from tests.helpers.calls import GREEDY, PROMPT, ListStreamer
 
 # These compile in a few seconds, the others in half a minute.
-LACKING = "calibration", "top_tokens", "token_buffer", "similar_prompts"
+LACKING = "calibration", "token_buffer", "similar_prompts"
 # Runs its arguments one after another, each in a process that has loaded no kernel.
 PROGRAM = """
 import contextlib, logging, os, sys, time, torch
