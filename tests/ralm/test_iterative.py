@@ -4,6 +4,7 @@ import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import pytest
@@ -60,35 +61,35 @@ def test_the_ids_are_those_of_the_definition(models_by_type, retriever, model_ty
             assert ids[0].tolist() == expected
 
 
+@pytest.fixture(scope="module")
+def scored(llama, retriever):
+    """A call's output with scores, its stats and the state of the random numbers after it."""
+
+    @cache  # each speculation is compared with the same call without one
+    def run(speculation, sample):
+        torch.manual_seed(7)
+        stats = RalmStats()
+        options = {"max_new_tokens": 41, "do_sample": sample, "eos_token_id": None}
+        returned = ("return_dict_in_generate", "output_scores", "output_logits")
+        options |= dict.fromkeys(returned, True)
+        output = generate(llama, retriever, speculation=speculation, ralm_stats=stats, **options)
+        return output, stats, torch.get_rng_state()
+
+    return run
+
+
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
-def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(
-    llama, retriever, speculation, sample
-):
-    options = {
-        "max_new_tokens": 41,
-        "do_sample": sample,
-        "eos_token_id": None,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    }
-    outputs, stats = [], []
-    for each in (None, speculation):
-        torch.manual_seed(7)
-        stats.append(RalmStats())
-        outputs.append(
-            generate(llama, retriever, speculation=each, ralm_stats=stats[-1], **options)
-        )
-        outputs[-1].state = torch.get_rng_state()
-    plain, speculated = outputs
+def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(scored, speculation, sample):
+    plain, plain_stats, plain_state = scored(None, sample)
+    speculated, stats, state = scored(speculation, sample)
     assert speculated.sequences.tolist() == plain.sequences.tolist()
     assert torch.equal(torch.cat(speculated.scores), torch.cat(plain.scores))
     assert torch.equal(torch.cat(speculated.logits), torch.cat(plain.logits))
     assert len(plain.scores) == 41
-    assert torch.equal(speculated.state, plain.state)
-    assert stats[1].best_ids == stats[0].best_ids
-    assert stats[0].steps == 11
+    assert torch.equal(state, plain_state)
+    assert stats.best_ids == plain_stats.best_ids
+    assert plain_stats.steps == 11
     assert speculated.past_key_values is None
 
 
