@@ -302,7 +302,7 @@ class Products:
         by_kernel = partial(self._computed, x, weight, scale, bias)
         if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
             return by_kernel()
-        by_torch = partial(_by_torch, x, weight, bias)
+        by_torch = partial(linear, x, weight, bias)
         return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
 
     def _computed(
@@ -325,17 +325,11 @@ class Products:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` in a pass."""
+    """`torch.nn.functional.linear` in a pass; what it calls itself goes to torch."""
     products = getattr(_in_thread, "products", None)
-    y = None
-    if products is not None:
-        y = products.product(x, weight, bias)
-    return _by_torch(x, weight, bias) if y is None else y
-
-
-def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with _ExcludeDispatchKeyGuard(_KEYS):
-        return torch.ops.aten.linear.default(x, weight, bias)
+        y = None if products is None else products.product(x, weight, bias)
+        return torch.ops.aten.linear.default(x, weight, bias) if y is None else y
 
 
 _LIBRARY = torch.library.Library("aten", "IMPL")

@@ -67,6 +67,14 @@ def test_it_must_be_clearly_faster(monkeypatch, of_onednn, faster):
     assert pass_kernels.onednn_is_faster.__wrapped__() == faster
 
 
+def test_the_first_product_of_a_process_tries_both_within_a_pass():
+    pass_kernels.onednn_is_faster.cache_clear()
+    numbers = operands(tokens=pass_kernels.MAX_TOKENS + 1, **SIZES)
+    y, sent = in_a_pass(linear, *numbers)
+    assert sent == pass_kernels.onednn_is_faster()
+    torch.testing.assert_close(y, exact(*numbers).float(), rtol=1e-5, atol=2e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 64])
 def test_prompts_in_float32_take_it_once_nothing_can_refuse_their_drafts(
@@ -86,7 +94,7 @@ def test_prompts_in_float32_take_it_once_nothing_can_refuse_their_drafts(
     call = Call(model, inputs={"input_ids": torch.randint(1, 99, (1, 80))}, **options)
     for number in (1, 2):  # the first finds out that drafts are exact after its prompt
         drafter = ReferenceCopy(references=[call.plain_ids[0].tolist()])
-        drafted = call.generate(candidate_generator=drafter)
+        drafted = call.generate(candidate_generator=drafter, max_draft_tokens=8)
         takes_it = dtype == torch.float32 and window is None and number == 2
         assert bool(sent) == takes_it
         assert torch.equal(drafted.sequences, call.plain_ids)
