@@ -525,11 +525,15 @@ class NextTokens:
 
     def __deepcopy__(self, _: Any) -> NextTokens:
         twin = NextTokens(self.top_k, self.context, self.max_contexts)
-        with self._lock:
-            content = self.entries()
-            twin._replace_entries(content, self.max_contexts)
-            twin._counts, twin._counted = content.counts, self._counted
-            twin._commonest = self._commonest.copy()
-            twin.vocab_size = self.vocab_size
-            twin._pickled = self._pickled
+        twin._take(self)
         return twin
+
+    def _take(self, other: NextTokens) -> None:
+        """Takes all that another table of the same sizes has learned."""
+        with other._lock:
+            content = other.entries()
+            self._replace_entries(content, self.max_contexts)
+            self._counts, self._counted = content.counts, other._counted
+            self._commonest = other._commonest.copy()
+            self.vocab_size = other.vocab_size
+            self._pickled = other._pickled

@@ -273,9 +273,17 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
 
 class HiddenStates:
-    """A layer's states in the last forward pass."""
+    """A layer's states in the last forward pass of the thread that it was made in."""
 
     states: torch.Tensor  # (batch, length, hidden_size)
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+
+    def take(self, states: torch.Tensor) -> None:
+        """Takes the states of a pass, if it is of this thread."""
+        if get_ident() == self._thread:
+            self.states = states
 
     def last(self) -> np.ndarray:
         """The state of the first row's last token, float32 of shape `(hidden_size,)`."""
@@ -289,15 +297,12 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
     `"last_mlp"` is the input of the last feed-forward block, after the layer norm (Khandelwal et
     al. 2020, section 5, find it best), and `"last_hidden"` the decoder's output."""
     seen = HiddenStates()
-    thread = get_ident()
 
     def before_mlp(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if get_ident() == thread:
-            seen.states = args[0] if args else next(iter(kwargs.values()))
+        seen.take(args[0] if args else next(iter(kwargs.values())))
 
     def after_decoder(_: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if get_ident() == thread:
-            seen.states = output[0]
+        seen.take(output[0])
 
     for hook in (before_mlp, after_decoder):
         vars(hook)["only_reads"] = True  # measurements of the model's logits stay valid
