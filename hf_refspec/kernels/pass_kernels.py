@@ -20,8 +20,8 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from statistics import median
@@ -141,8 +141,7 @@ def pass_kernels(
         return nullcontext() if is_prefill else _WITHOUT_PLANS
     if why_inactive() is not None:
         return nullcontext()
-    products = Products(DTYPES[:1] if is_prefill else DTYPES)
-    return products if all_ordinary else _OfAnyWeight(products)
+    return _sent_products(DTYPES[:1] if is_prefill else DTYPES, all_ordinary)
 
 
 def all_ordinary(model: nn.Module) -> bool:
@@ -246,89 +245,31 @@ class Race:
 _RACES = [Race() for _ in range(1 + MAX_TOKENS)]  # by the number of tokens
 
 
-_in_thread = threading.local()  # the `products` of a pass
+class _OfThread(threading.local):
+    """The types of the numbers whose products a pass of this thread sends to kernels."""
+
+    dtypes: Sequence[torch.dtype] = ()
 
 
-class Products:
-    """Sends products of numbers of these types where they are computed faster, and counts them."""
+_of_thread = _OfThread()
 
-    def __init__(self, dtypes: list[torch.dtype]) -> None:
-        self.count = 0
-        self._dtypes = dtypes
-        self._key = _IncludeDispatchKeyGuard(_KEY)
 
-    def __enter__(self) -> Products:
-        self._outer = getattr(_in_thread, "products", None)
-        _in_thread.products = self
-        self._key.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._key.__exit__(*error)
-        _in_thread.products = self._outer
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """`(x @ weight.T) * scale + bias` of `x` `(..., inner)`, a weight `(outer, inner)` and a
-        scale `(outer, 1)`, if it is computed faster than by torch."""
-        scale = None
-        if (quantised := int8_weight(weight)) is not None:
-            weight, scale = quantised
-        numbers = [operand for operand in (x, scale, bias) if operand is not None]
-        if scale is None:
-            is_plain = _are_plain([*numbers, weight], self._dtypes)
-        else:
-            is_plain = _are_plain(numbers, [torch.float32]) and _are_plain([weight], [torch.int8])
-        if not is_plain or weight.ndim != 2:
-            return None
-        outer, inner = weight.shape
-        count = x.numel()
-        # One token in bfloat16 has plain decoding's bits.
-        least = 2 if x.dtype == torch.bfloat16 else 1
-        is_usual = (
-            inner % kernel.INNER_MULTIPLE == 0
-            and outer >= kernel.ROWS
-            and x.shape[-1] == inner
-            and least * inner <= count
-            and (bias is None or bias.shape == (outer,))
-            and all(map(Tensor.is_contiguous, (weight, *numbers)))
-        )
-        if not is_usual:
-            return None
-        if count > MAX_TOKENS * inner:
-            is_wide = scale is None and x.dtype == torch.float32
-            product = wide_product(x, weight, bias) if is_wide else None
-            self.count += product is not None
-            return product
-        by_kernel = partial(self._computed, x, weight, scale, bias)
-        if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
-            return by_kernel()
-        by_torch = partial(linear, x, weight, bias)
-        return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
-
-    def _computed(
-        self, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        """The product by the kernel."""
-        self.count += 1
-        outer, inner = weight.shape
-        y = x.new_empty((*x.shape[:-1], outer))
-        biases = ctypes.addressof(_ZERO), 0
-        if bias is not None:
-            biases = bias.data_ptr(), bias.element_size()
-        scales = 0 if scale is None else scale.data_ptr()
-        words = [
-            *(0, weight.data_ptr(), scales, x.data_ptr(), y.data_ptr(), *biases),
-            *(inner, outer, x.numel() // inner, _KINDS[weight.dtype]),
-        ]
-        _run(narrow_product, words)
-        return y
+@contextmanager
+def _sent_products(dtypes: Sequence[torch.dtype], all_ordinary: bool) -> Iterator[None]:
+    """Sends products of numbers of these types where they are computed faster."""
+    outer = _of_thread.dtypes
+    _of_thread.dtypes = dtypes
+    try:
+        with _IncludeDispatchKeyGuard(_KEY) if all_ordinary else _OfAnyWeight():
+            yield
+    finally:
+        _of_thread.dtypes = outer
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear` in a pass; what it calls itself goes to torch."""
-    products = getattr(_in_thread, "products", None)
     with _ExcludeDispatchKeyGuard(_KEYS):
-        y = None if products is None else products.product(x, weight, bias)
+        y = _product(x, weight, bias)
         return torch.ops.aten.linear.default(x, weight, bias) if y is None else y
 
 
@@ -342,26 +283,71 @@ class _OfAnyWeight(TorchFunctionMode):
     """Sends products of quantised weights as well. torch asks their classes before it dispatches
     anything, and a mode before them, which costs a call for each operation of the pass."""
 
-    def __init__(self, products: Products) -> None:
-        super().__init__()
-        self._products = products
-
-    def __enter__(self) -> Products:
-        super().__enter__()
-        return self._products
-
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if function is linear and kwargs.keys() <= {"bias"} and not torch.compiler.is_compiling():
-            product = self._products.product(*args, **kwargs)
+            product = _product(*args, **kwargs)
             if product is not None:
                 return product
         return function(*args, **kwargs)
 
 
-def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype]) -> bool:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`(x @ weight.T) * scale + bias` of `x` `(..., inner)`, a weight `(outer, inner)` and a scale
+    `(outer, 1)`, if it is computed faster than by torch."""
+    scale = None
+    if (quantised := int8_weight(weight)) is not None:
+        weight, scale = quantised
+    numbers = [operand for operand in (x, scale, bias) if operand is not None]
+    if scale is None:
+        is_plain = _are_plain([*numbers, weight], _of_thread.dtypes)
+    else:
+        is_plain = _are_plain(numbers, [torch.float32]) and _are_plain([weight], [torch.int8])
+    if not is_plain or weight.ndim != 2:
+        return None
+    outer, inner = weight.shape
+    count = x.numel()
+    # One token in bfloat16 has plain decoding's bits.
+    least = 2 if x.dtype == torch.bfloat16 else 1
+    is_usual = (
+        inner % kernel.INNER_MULTIPLE == 0
+        and outer >= kernel.ROWS
+        and x.shape[-1] == inner
+        and least * inner <= count
+        and (bias is None or bias.shape == (outer,))
+        and all(map(Tensor.is_contiguous, (weight, *numbers)))
+    )
+    if not is_usual:
+        return None
+    if count > MAX_TOKENS * inner:
+        is_wide = scale is None and x.dtype == torch.float32
+        return wide_product(x, weight, bias) if is_wide else None
+    by_kernel = partial(_computed, x, weight, scale, bias)
+    if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
+        return by_kernel()
+    by_torch = partial(linear, x, weight, bias)
+    return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
+
+
+def _computed(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The product by the kernel."""
+    outer, inner = weight.shape
+    y = x.new_empty((*x.shape[:-1], outer))
+    biases = ctypes.addressof(_ZERO), 0
+    if bias is not None:
+        biases = bias.data_ptr(), bias.element_size()
+    scales = 0 if scale is None else scale.data_ptr()
+    words = [
+        *(0, weight.data_ptr(), scales, x.data_ptr(), y.data_ptr(), *biases),
+        *(inner, outer, x.numel() // inner, _KINDS[weight.dtype]),
+    ]
+    _run(narrow_product, words)
+    return y
+
+
+def _are_plain(operands: list[Tensor], dtypes: Sequence[torch.dtype]) -> bool:
     """True if these are numbers of one type, of several that it may be, in this process's memory,
     on which nothing else (a subclass, a mode, a transform, a tracer) decides."""
     # No generators: this is asked for each product of a pass.

@@ -71,7 +71,7 @@ def test_the_first_product_of_a_process_tries_both_within_a_pass():
     pass_kernels.onednn_is_faster.cache_clear()
     numbers = operands(tokens=pass_kernels.MAX_TOKENS + 1, **SIZES)
     y, sent = in_a_pass(linear, *numbers)
-    assert sent == pass_kernels.onednn_is_faster()
+    assert sent == 8 + pass_kernels.onednn_is_faster()
     torch.testing.assert_close(y, exact(*numbers).float(), rtol=1e-5, atol=2e-4)
 
 
