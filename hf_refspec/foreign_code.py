@@ -62,7 +62,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     for source in sources:
         for name, code in _replaced_functions(source):
             yield f"`{source.__name__}` has in the place of its `{name}` the function", code
-    by_library = is_quantised(model)  # which replaces layers
+    quantised = is_quantised(model)  # by a library, which replaces layers
     for name, module in model.named_modules():
         of_module = f"`{name}`" if name else "the model"
         if isinstance(module, PreTrainedModel):
@@ -74,7 +74,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         for code in attributes["_forward_hooks"].values():
             yield f"{of_module} has the forward hook", code
         kind = type(module)
-        if not (by_library or package_of(kind) in known or id(kind) in imported):
+        if not (quantised or package_of(kind) in known or id(kind) in imported):
             yield f"{of_module} has been replaced by the module", kind
         forward = getattr_static(kind, "forward", None)
         owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)

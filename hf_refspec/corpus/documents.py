@@ -55,7 +55,7 @@ class Source:
         return about | {"hf_refspec": __version__}
 
     @contextmanager
-    def tokenised(
+    def read_ids(
         self, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype, threads: int, progress: bool
     ) -> Iterator[Iterable[np.ndarray]]:
         """The ids (n,) of each document, see [`tokenised`], below a progress bar."""
@@ -216,9 +216,12 @@ def _file_rows(files: list[tuple[Path, bool]], column: str | None) -> Iterator[R
 
 def _begins_with_document(path: Path, column: str | None) -> bool:
     try:
-        return any(row_of(row, column, "") for _, row in islice(read_rows(path), 1))
+        for _, row in islice(read_rows(path), 1):
+            row_of(row, column, "")
+            return True
     except ValueError:
-        return False
+        pass
+    return False
 
 
 def _checked(documents: Iterable[tuple[Any, str]], vocab_size: int) -> Iterator[Document]:

@@ -156,7 +156,9 @@ def _csv_rows(file: TextIO) -> Iterator[dict[str, str]]:
 
 
 def row_of(row: Any, column: str | None, place: str) -> Row:
-    """A row by its own columns, in which rows that are not of a dataset may differ."""
+    """A row with the columns that are its document, in which rows of files and lists may differ.
+
+    Raises a ValueError if it has none."""
     row = row if isinstance(row, Mapping) else {}
     filled = {name: value for name, value in row.items() if not _is_empty(value)}
     empty_chats = [name for name in _CHAT_COLUMNS if name in row and name not in filled]
@@ -210,8 +212,8 @@ def row_documents(
     Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's
     authors (arXiv 2311.08252)."""
     refused = skipped = 0
-    for columns, place in rows:
-        values = [value for value in columns if value is not None]
+    for cells, place in rows:
+        values = [value for value in cells if value is not None]
         value = values[0] if values else ""
         if len(values) > 1:  # a prompt and its completion
             if type(value) is not type(values[1]):

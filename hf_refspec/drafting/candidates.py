@@ -116,11 +116,13 @@ class HiddenStateDrafts(ModelDrafts):
         self.generator = generator
         self.observed_outputs = dict(generator.model_kwargs_overrides)
         self._depth = 4  # the tokens of its last draft, at first a guess
-        modules = [m for m in vars(generator).values() if isinstance(m, nn.Module)]
-        parts = (part for module in modules for part in module.modules())
+        parts = (part for module in self.shared() for part in module.modules())
         embeddings = (part.weight.device for part in parts if isinstance(part, nn.Embedding))
         self._device = next(embeddings, torch.device("cpu"))
-        super().__init__(shared=modules)
+        super().__init__()
+
+    def shared(self) -> list[Any]:
+        return [m for m in vars(self.generator).values() if isinstance(m, nn.Module)]
 
     def draft(self, budget: int, call: Call) -> DraftTree:
         self._known = call.known
@@ -175,7 +177,7 @@ class HiddenStateDrafts(ModelDrafts):
         input_ids = torch.from_numpy(ids)[None].to(self._device)
         begins = self._columns <= self._again
         if begins:
-            shared = {id(module): module for module in self._shared}
+            shared = {id(module): module for module in self.shared()}
             self._running = copy.deepcopy(self.generator, shared)
             self._columns = self._again = 0
         else:
@@ -187,7 +189,7 @@ class HiddenStateDrafts(ModelDrafts):
         outputs = ModelOutput(hidden_states=states.hidden_states, shared_kv_states=states.shared_kv)
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         # Other threads may draw meanwhile: the generator's state is kept only for dropout.
-        draws = any(module.training for top in self._shared for module in top.modules())
+        draws = any(module.training for top in self.shared() for module in top.modules())
         with torch.random.fork_rng(devices, enabled=draws):
             for is_first in (True, False) if begins else (False,):
                 candidate_ids, logits = generator.get_candidates(

@@ -84,8 +84,11 @@ class DraftModel(ModelDrafts):
         self.assistant = assistant
         self.padded = padded
         self._vocabulary = None if vocabulary is None else _vocabulary_ids(assistant, vocabulary)
-        super().__init__(shared=[assistant, self._vocabulary])
+        super().__init__()
         self._outcomes = Calibration()  # for all that it drafted, verified or not
+
+    def shared(self) -> list[Any]:
+        return [self.assistant, self._vocabulary]
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         size = self._assistant_size

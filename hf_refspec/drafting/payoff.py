@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -154,16 +153,18 @@ class ModelDrafts(PathDrafter):
     _tree: DraftTree
     _of_a_call = (*PathDrafter._of_a_call, "_ids", "_known", "_speed", "_tree", "_vocab_size")
 
-    def __init__(self, shared: Sequence[Any]) -> None:
-        """Copies have the same `shared` objects: models, modules and large arrays."""
+    def __init__(self) -> None:
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
         self._payoff = Payoff()
-        self._shared = shared
         self._forget_call()
+
+    def shared(self) -> list[Any]:
+        """Models, modules and large arrays that copies have in common."""
+        raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
-        memo |= {id(shared): shared for shared in self._shared}
+        memo |= {id(shared): shared for shared in self.shared()}
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
 

@@ -113,7 +113,7 @@ class PassCosts:
         """Counts a pass after texts of up to `length` tokens; a `plain` one had no draft."""
         steps = self._steps[_length_class(length)]
         taken = math.log(max(seconds, 1e-9))
-        cost = float(np.interp(tokens, TOKENS, self._log_costs))
+        cost = self._log_cost(tokens)
         if steps:
             relative = taken - median_low(steps)
             if self.knows(tokens):
@@ -155,12 +155,12 @@ class PassCosts:
 
     def dearest(self, tokens: np.ndarray) -> np.ndarray:
         """The most that passes may cost, within reason, as multiples of the first, float64."""
-        first = np.interp(tokens[0], TOKENS, self._log_costs)
+        first = self._log_cost(int(tokens[0]))
         return np.interp(tokens, TOKENS, self._high_costs) / math.exp(first)
 
     def cheapest(self, tokens: int) -> int:
         """This number of tokens, or a larger measured one if that is cheaper."""
-        least = np.interp(tokens, TOKENS, self._log_costs) - COSTS.padding_gain
+        least = self._log_cost(tokens) - COSTS.padding_gain
         for i in range(bisect_right(TOKENS, tokens), len(TOKENS)):
             if self.knows(TOKENS[i]) and self._log_costs[i] < least:
                 tokens = TOKENS[i]
@@ -176,6 +176,9 @@ class PassCosts:
         errors = COSTS.error * np.sqrt(distances)
         self._low_costs = np.exp(self._log_costs - errors)
         self._high_costs = np.exp(self._log_costs + errors)
+
+    def _log_cost(self, tokens: int) -> float:
+        return float(np.interp(tokens, TOKENS, self._log_costs))
 
 
 def _size(tokens: int) -> int:

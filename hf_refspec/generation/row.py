@@ -341,5 +341,5 @@ def prompt_tokens(
     mask = model_kwargs.get("attention_mask")
     if mask is not None and mask.ndim == 2:
         # The mask also covers tokens that a given cache holds and the ids lack.
-        kept &= mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
+        kept &= (mask[:, -ids.shape[1] :] != 0).numpy(force=True)
     return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]

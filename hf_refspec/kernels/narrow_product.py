@@ -37,7 +37,8 @@ INNER_MULTIPLE = 32
 _CLAIMED_ROWS = 8 * ROWS
 
 # A task, as int64: the next row to claim, addresses, the bytes from one bias to the next
-# (0 where all are the zero at `BIAS`), sizes, and the kind of the numbers.
+# (0 where all are the zero at `BIAS`), sizes, and the kind of the numbers. Its writer fills it in
+# this order, see `_computed` in pass_kernels.py; the next row must come first.
 NEXT_ROW, WEIGHT, SCALE, X, Y, BIAS, BIAS_STEP, INNER, OUTER, N_TOKENS, KIND = range(11)
 TASK_LENGTH = 11
 # The kinds: all numbers are of one type, or int8 weights stand beside float32 numbers.
@@ -54,7 +55,7 @@ VECTOR = ir.VectorType(F32, LANES)
 BITS = ir.VectorType(I32, LANES)
 
 
-def call(builder: Any, name: str, result: Any, *operands: Any, **options: Any) -> Any:
+def _call(builder: Any, name: str, result: Any, *operands: Any, **options: Any) -> Any:
     """Calls one of LLVM's own functions."""
     kind = ir.FunctionType(result, [operand.type for operand in operands])
     function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -63,13 +64,13 @@ def call(builder: Any, name: str, result: Any, *operands: Any, **options: Any) -
 
 def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
     """`a * b + total` of vectors."""
-    return call(builder, f"llvm.fma.v{LANES}f32", VECTOR, a, b, total)
+    return _call(builder, f"llvm.fma.v{LANES}f32", VECTOR, a, b, total)
 
 
 def fetch_line(builder: Any, address: Any) -> None:
-    """Fetches data to read into the second-level cache: the nearest holds less than two tiles."""
+    """Prefetches a line into the second-level cache: the nearest holds less than two tiles."""
     pointer = builder.inttoptr(address, _i8.as_pointer())
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(2), I32(1))
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(2), I32(1))
 
 
 class _BFloat16(ir.Type):
@@ -175,13 +176,13 @@ class _Tile:
     def _multiply_add(self, weights: Any, xs: Any, total: Any) -> Any:
         if self._pairs:
             name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            return call(self._builder, name, VECTOR, total, weights, xs)
+            return _call(self._builder, name, VECTOR, total, weights, xs)
         return multiply_add(self._builder, weights, xs, total)
 
     def _sum_lanes(self, vector: Any) -> Any:
         # In any order: the compiler adds as a tree does, alike for all sums.
         name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-        return call(self._builder, name, F32, F32(0.0), vector, fastmath=["reassoc"])
+        return _call(self._builder, name, F32, F32(0.0), vector, fastmath=["reassoc"])
 
     def _store(self, number: Any, address: Any) -> None:
         builder = self._builder

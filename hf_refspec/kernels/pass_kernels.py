@@ -4,7 +4,8 @@ On a CPU, calls of `torch.nn.functional.linear` go where their product is comput
 up to 32 tokens to `narrow_product.py` (weights in float32, bfloat16, or int8 with one scale for
 each row), those of more tokens in float32 to oneDNN ([`wide_product`]). Where a CPU has matrix
 units, a [`Race`] shows which products in bfloat16 these are; prompts in bfloat16 keep plain
-decoding's bits. Other quantised weights and sharded ones are left to torch, and so is whatever
+decoding's bits. torch's dispatcher brings the calls here, also those of recorded layers, in threads
+that run a pass. Other quantised weights and sharded ones are left to torch, and so is whatever
 another mode, a profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever,
 around their plain products. The model is not changed, and other threads and calls see nothing.
 Attention of few tokens goes to `narrow_attention.py` where a packed pass asks for it. torch's own
@@ -51,7 +52,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 
 from . import narrow_attention as attention
-from . import narrow_product as kernel
+from . import narrow_product as narrow
 from .kernel import Kernel
 from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
@@ -61,7 +62,7 @@ MAX_TOKENS = 32
 LEAST_SLOTS = 512  # of fewer, torch's attention takes less time than the kernel's call
 DTYPES = [torch.float32, torch.bfloat16]
 # Of attention, which nobody has compared with torch's on matrix units.
-ATTENDED = DTYPES[:1] if kernel.MATRIX_UNITS else DTYPES
+ATTENDED = DTYPES[:1] if narrow.MATRIX_UNITS else DTYPES
 # In a race each side computes this number of products, with weights of at least so many numbers: a
 # smaller one takes little longer than its call.
 _HEATS = 12
@@ -70,9 +71,9 @@ _LARGE = 1 << 20
 _LEAST_MULTIPLICATIONS = 1 << 22
 _GAIN = 1.1  # how much faster oneDNN must be
 _KINDS = {
-    torch.float32: kernel.FLOAT32,
-    torch.bfloat16: kernel.BFLOAT16,
-    torch.int8: kernel.INT8,
+    torch.float32: narrow.FLOAT32,
+    torch.bfloat16: narrow.BFLOAT16,
+    torch.int8: narrow.INT8,
 }
 
 # A key of torch's dispatcher that torch itself never includes: all operations pass over it but
@@ -130,23 +131,23 @@ _LAYOUTS: dict[tuple[str, str], Callable[[Any], Int8Weight | None]] = {
 
 
 def pass_kernels(
-    model: PreTrainedModel, is_prefill: bool = False, all_ordinary: bool = True
+    model: PreTrainedModel, quantised: bool, is_prefill: bool = False
 ) -> AbstractContextManager[Any]:
     """Around a forward pass: other products on a CPU, and after a prompt attention without plans on
-    a GPU. A compiled model, which decodes plainly in a running batch, is left alone. Products with
-    quantised weights are sent only if `all_ordinary` is false, see [`all_ordinary`]."""
+    a GPU. A compiled model, which decodes plainly in a running batch, is left alone. `quantised` is
+    what [`has_quantised_weights`] returns."""
     if model._compiled_call_impl is not None:  # by `model.compile()`
         return nullcontext()
     if model.device.type != "cpu":
         return nullcontext() if is_prefill else _WITHOUT_PLANS
     if why_inactive() is not None:
         return nullcontext()
-    return _sent_products(DTYPES[:1] if is_prefill else DTYPES, all_ordinary)
+    return _sent_products(DTYPES[:1] if is_prefill else DTYPES, quantised)
 
 
-def all_ordinary(model: nn.Module) -> bool:
-    """True if no weight is quantised or sharded."""
-    return all(type(weight) in ORDINARY for weight in model.parameters())
+def has_quantised_weights(model: nn.Module) -> bool:
+    """True if some weight is quantised or sharded."""
+    return not all(type(weight) in ORDINARY for weight in model.parameters())
 
 
 def active_modes() -> list[type]:
@@ -188,7 +189,7 @@ def why_inactive() -> str | None:
     """Why no pass uses the kernel now; `None` if passes of some models do."""
     if os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") == "0":
         return "`HF_REFSPEC_NARROW_PRODUCTS` is 0"
-    if not kernel.SUPPORTED:
+    if not narrow.SUPPORTED:
         return "the CPU lacks AVX2, or llvmlite is too old"
     if _parallel is None:
         return "torch was built without GNU's OpenMP"
@@ -255,19 +256,19 @@ _of_thread = _OfThread()
 
 
 @contextmanager
-def _sent_products(dtypes: Sequence[torch.dtype], all_ordinary: bool) -> Iterator[None]:
+def _sent_products(dtypes: Sequence[torch.dtype], quantised: bool) -> Iterator[None]:
     """Sends products of numbers of these types where they are computed faster."""
     outer = _of_thread.dtypes
     _of_thread.dtypes = dtypes
     try:
-        with _IncludeDispatchKeyGuard(_KEY) if all_ordinary else _OfAnyWeight():
+        with _OfAnyWeight() if quantised else _IncludeDispatchKeyGuard(_KEY):
             yield
     finally:
         _of_thread.dtypes = outer
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` in a pass; what it calls itself goes to torch."""
+    """`torch.nn.functional.linear` in a pass; products inside it go to torch."""
     with _ExcludeDispatchKeyGuard(_KEYS):
         y = _product(x, weight, bias)
         return torch.ops.aten.linear.default(x, weight, bias) if y is None else y
@@ -280,8 +281,9 @@ _PASSING.fallback_fallthrough()
 
 
 class _OfAnyWeight(TorchFunctionMode):
-    """Sends products of quantised weights as well. torch asks their classes before it dispatches
-    anything, and a mode before them, which costs a call for each operation of the pass."""
+    """Sends products of quantised weights as well. The class of such a weight handles the call
+    before torch's dispatcher does. Only a function mode comes earlier, and it costs a Python call
+    for each operation of the pass."""
 
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
@@ -312,8 +314,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
     # One token in bfloat16 has plain decoding's bits.
     least = 2 if x.dtype == torch.bfloat16 else 1
     is_usual = (
-        inner % kernel.INNER_MULTIPLE == 0
-        and outer >= kernel.ROWS
+        inner % narrow.INNER_MULTIPLE == 0
+        and outer >= narrow.ROWS
         and x.shape[-1] == inner
         and least * inner <= count
         and (bias is None or bias.shape == (outer,))
@@ -325,7 +327,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
         is_wide = scale is None and x.dtype == torch.float32
         return wide_product(x, weight, bias) if is_wide else None
     by_kernel = partial(_computed, x, weight, scale, bias)
-    if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
+    if not narrow.MATRIX_UNITS or x.dtype != torch.bfloat16:
         return by_kernel()
     by_torch = partial(linear, x, weight, bias)
     return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
@@ -339,7 +341,7 @@ def _computed(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | No
     if bias is not None:
         biases = bias.data_ptr(), bias.element_size()
     scales = 0 if scale is None else scale.data_ptr()
-    words = [
+    words = [  # in the order of narrow_product.py's `NEXT_ROW`, `WEIGHT`, ...
         *(0, weight.data_ptr(), scales, x.data_ptr(), y.data_ptr(), *biases),
         *(inner, outer, x.numel() // inner, _KINDS[weight.dtype]),
     ]
@@ -372,8 +374,8 @@ def _are_plain(operands: list[Tensor], dtypes: Sequence[torch.dtype]) -> bool:
 
 def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """`x @ weight.T + bias` of `x` `(..., inner)` and a weight `(outer, inner)`, in float32, if
-    oneDNN computes it faster than MKL, which torch calls, and which does not use all of some CPUs:
-    on an AMD EPYC with AVX-512, oneDNN takes 0.6 of its time for 64 tokens, 0.85 for 500."""
+    oneDNN computes it faster. torch calls MKL, which does not use all of some CPUs: on an AMD EPYC
+    with AVX-512, oneDNN takes 0.6 of its time for 64 tokens, 0.85 for 500."""
     is_large = x.numel() * weight.shape[0] >= _LEAST_MULTIPLICATIONS
     if is_large and mkldnn.enabled and onednn_is_faster():
         return by_onednn(x, weight, bias)
@@ -431,7 +433,7 @@ def attend_narrowly(
     rows, heads, size, key_dim = query.shape
     key_heads, value_dim = keys.shape[1], values.shape[-1]
     used = heads // key_heads * size
-    columns = -(-used // kernel.LANES) * kernel.LANES
+    columns = -(-used // narrow.LANES) * narrow.LANES
     pieces = -(-most_slots // attention.PIECE)
     scale = key_dim**-0.5 if scale is None else scale
     query = query.float().mul(scale * math.log2(math.e)).contiguous()  # for powers of two
@@ -451,10 +453,10 @@ def attend_narrowly(
     return output.to(values.dtype)
 
 
-def _run(shared: Kernel, words: list[int]) -> None:
+def _run(kernel: Kernel, words: list[int]) -> None:
     """Runs a task, see the kernel for its `words`, on all of torch's threads."""
     task = (ctypes.c_int64 * len(words))(*words)
-    _parallel(ctypes.c_void_p(shared.address), task, torch.get_num_threads(), 0)
+    _parallel(ctypes.c_void_p(kernel.address), task, torch.get_num_threads(), 0)
 
 
 class _WithoutPlans:

@@ -231,7 +231,7 @@ def _cut_passages(
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
-    with source.tokenised(tokenizer, dtype, usable_cores(), progress) as read:
+    with source.read_ids(tokenizer, dtype, usable_cores(), progress) as read:
         for ids in read:
             tokens.append(ids)
             # As few passages as possible, of about equal length.

@@ -142,7 +142,7 @@ def _with_documents(
     old = read_names(folder, config.names_file)
     names = dict(old)
     threads = options.num_proc or usable_cores()
-    with source.tokenised(tokenizer, config.token_dtype, threads, options.progress) as read:
+    with source.read_ids(tokenizer, config.token_dtype, threads, options.progress) as read:
         tokens = _new(read, known, options.max_tokens)
         if source.names is not None:
             tokens = _named(tokens, source.names, names, config.documents)

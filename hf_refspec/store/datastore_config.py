@@ -71,7 +71,7 @@ class StoreConfig(FolderConfig):
     """The config.json of a datastore: the full form (`shards`), the compact one (`ngrams`)."""
 
     NOUN = "datastore"
-    REMEDY = "make one with retokenize()"
+    REMEDY = "make a datastore with retokenize()"
     FILES = (*OWN_FILES, TOKENIZER)
     HAS_TOKENIZERS_IDS = True
 

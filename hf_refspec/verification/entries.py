@@ -528,7 +528,7 @@ def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -
     mask = model_kwargs.get("attention_mask")
     if mask is None:
         return [CachedRow(0, length) for _ in range(count)]
-    hidden = mask[:, :length].numpy(force=True) == 0
+    hidden = (mask[:, :length] == 0).numpy(force=True)
     padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
     return [
         CachedRow(skipped, length, is_hidden if is_hidden[skipped:].any() else None)

@@ -41,7 +41,7 @@ _LIBRARIES = {
     *(*TRUSTED, "huggingface_hub", "safetensors", "tqdm", "typing_extensions"),
     *sys.stdlib_module_names,
 }
-_VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")  # they may compute
+_VERSIONED = ("accelerate", "peft", "flash_attn", "fla", "kernels")  # packages that may compute
 _SAMPLED = 4  # values of each weight
 _LARGEST = 1 << 16  # bytes; a few findings have a few hundred
 _MOST_FILES = 256
@@ -87,7 +87,7 @@ def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
         if None in weights or functions is None or foreign_code(model) is not None:
             return None
         versions = [getattr(sys.modules.get(name), "__version__", None) for name in _VERSIONED]
-        products = os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")  # "0": none of this package's
+        products = os.environ.get("HF_REFSPEC_NARROW_PRODUCTS")  # "0" turns them off
         parts = [*_machine(), *versions, products, settings, weights, functions]
     except Exception:  # what third parties put into modules can raise anything
         return None

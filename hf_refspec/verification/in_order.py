@@ -32,7 +32,7 @@ def causal_pass(
         tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
         input_ids = torch.cat([input_ids, tokens], dim=-1)
     model_inputs = inputs.of_pass(input_ids, pass_.size, kept=1 + len(draft))
-    with pass_kernels(model, all_ordinary=inputs.all_ordinary):
+    with pass_kernels(model, inputs.quantised):
         outputs = model(**model_inputs, return_dict=True)
     cache = find_cache(outputs)
     if cache is not None and cache is not entries.cache:

@@ -98,7 +98,7 @@ def packed(
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
-    with pass_kernels(model, all_ordinary=inputs.all_ordinary):
+    with pass_kernels(model, inputs.quantised):
         outputs = model(**model_inputs, return_dict=True)
     attention.check()
     return PassResult(
@@ -398,7 +398,7 @@ def side_by_side(
     kept = size - pass_.skipped
     mask = None if sees_all else inputs.as_models_take(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
-    with pass_kernels(model, all_ordinary=inputs.all_ordinary):
+    with pass_kernels(model, inputs.quantised):
         outputs = model(**model_inputs, return_dict=True)
     return PassResult(
         logits=outputs.logits[:, -kept:].flatten(0, 1),

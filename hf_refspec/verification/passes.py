@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from ..kernels.pass_kernels import all_ordinary, pass_kernels
+from ..kernels.pass_kernels import has_quantised_weights, pass_kernels
 from ..text_config import attention_windows, text_config
 from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name, prefill
 from .caches import find_cache, holds_running_state
@@ -203,12 +203,12 @@ class Inputs:
 
     Attributes:
         prompt_length (`int`): The length of the prompts, padding included.
-        all_ordinary (`bool`): True if no weight of the model is quantised or sharded.
+        quantised (`bool`): True if some weight of the model is quantised or sharded.
     """
 
     def __init__(self, prefill: Prefill) -> None:
         self.model = prefill.model
-        self.all_ordinary = all_ordinary(prefill.model)
+        self.quantised = has_quantised_weights(prefill.model)
         self.prompt_length = prefill.prompt_length
         # The position of each row's first token, int64 of shape (..., R): some models have several
         # positions for each token.
@@ -351,7 +351,8 @@ def run_prompts(
 ) -> Any:
     """The outputs of the first pass, over prompts `(R, n)`, whose products have the bits of the
     model's own calls unless it `rounds` otherwise."""
-    with pass_kernels(model, is_prefill=True) if rounds else nullcontext():
+    quantised = has_quantised_weights(model)
+    with pass_kernels(model, quantised, is_prefill=True) if rounds else nullcontext():
         return prefill(model, input_ids, generation_config, model_kwargs)
 
 

@@ -23,7 +23,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import DraftStats
 from ..drafting.tree import ROOT, DraftTree
-from ..kernels.pass_kernels import all_ordinary
+from ..kernels.pass_kernels import has_quantised_weights
 from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
 from ..text_config import attends_locally, boundaries, special_ids, text_config
 from ..transformers_names import (
@@ -247,8 +247,8 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     known: Finding | None = ranks.agree(memo_of_state(model).get(_OF_QUANTISED))
     if known is not None:
         return replace(known, passes=0)
-    is_ordinary = all_ordinary(model) and not is_quantised(model)
-    if is_ordinary or not CHAIN.supports(model, call.model_kwargs):
+    by_library = is_quantised(model) or has_quantised_weights(model)
+    if not by_library or not CHAIN.supports(model, call.model_kwargs):
         return Finding(True)
     before = _random_state(device)
     try:
@@ -412,7 +412,7 @@ class _Texts:
         logits = []
         for length in range(begin + 1, self.text.shape[1] + 1):
             kwargs = next_kwargs(self.model, outputs, kwargs)
-            model_inputs = prepared(self.model, self.text[:, :length], 1, 1, **kwargs)
+            model_inputs = prepared(self.model, self.text[:, :length], size=1, kept=1, **kwargs)
             outputs = self.model(**model_inputs, return_dict=True)
             logits.append(outputs.logits[:, -1:])
         self.passes += 1 + len(logits)
@@ -482,9 +482,10 @@ class _Texts:
         drafts: Sequence[DraftTree] | None = None,
     ) -> PassResult:
         """One pass over the first tokens of each row and its draft."""
-        self.passes += 1
         rows = [FixedTokens(row[None, :n]) for row, n in zip(self.text, lengths, strict=True)]
-        return verifier.forward(rows, drafts)
+        result = verifier.forward(rows, drafts)
+        self.passes += 1
+        return result
 
     def _draft(self, kind: Kind, distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
         """The path as a chain, or in a tree with all distractors before its first node and one

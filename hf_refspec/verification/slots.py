@@ -218,6 +218,7 @@ class SlottedEntries(Entries):
                     layer.lazy_initialization(old.keys, old.values)
         self.slots_per_row: int = cache.layers[0].max_cache_len
         self.places = np.empty((0, self.slots_per_row), dtype=np.int64)
+        self.shape: tuple[Any, ...] = ()  # known with the rows of the prefill
         self.targets = Targets()
         self._layers = cache.layers
 
@@ -239,7 +240,7 @@ class SlottedEntries(Entries):
         self.places = np.tile(np.where(slots < prefilled, slots, -1), (rows, 1))
         self._is_text = np.ones(self.places.shape, dtype=np.bool_)
         if (mask := prefill.model_kwargs.get("attention_mask")) is not None:
-            is_text = mask[:, :prefilled].numpy(force=True) != 0
+            is_text = (mask[:, :prefilled] != 0).numpy(force=True)
             self._is_text[:, : is_text.shape[1]] = is_text
         self.cache.layers = [SlottedLayer(layer, self.targets) for layer in self._layers]
 
@@ -331,8 +332,8 @@ class SlottedEntries(Entries):
         # Plain decoding would have left shorter layers, or ones that keep a window.
         self.cache.layers = []
         for layer, plain in zip(self._layers, self._plain_layers, strict=True):
-            shape = type(layer), layer.max_cache_len
-            if layer is not plain and (type(plain), plain.max_cache_len) != shape:
+            kind = type(layer), layer.max_cache_len
+            if layer is not plain and (type(plain), plain.max_cache_len) != kind:
                 plain.update(layer.keys[:, :, :length], layer.values[:, :, :length])
                 self.cache.layers.append(plain)
             else:

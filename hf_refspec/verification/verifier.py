@@ -314,11 +314,13 @@ class Verifier:
 def _distinct_prompts(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:
     """For each of the rows `(R, n)` the number of its prompt, in the order of their first rows.
     Prompts are the same if their ids, mask and positions are."""
-    parts = [input_ids]
-    for name in ("attention_mask", "position_ids"):
-        if (value := model_kwargs.get(name)) is not None:
-            per_row = value.movedim(-2, 0).flatten(1)  # some models have several positions a token
-            parts.append(per_row.expand(len(input_ids), -1))
-    numbers: dict[bytes, int] = {}
-    prompts = torch.cat(parts, dim=1).numpy(force=True)
-    return [numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts]
+    mask = model_kwargs.get("attention_mask")
+    parts = [input_ids, None if mask is None else mask != 0, model_kwargs.get("position_ids")]
+    of_rows = []
+    for part in parts:
+        if part is not None:
+            per_row = part.movedim(-2, 0).flatten(1)  # some models have several positions a token
+            per_row = per_row.expand(len(input_ids), -1).numpy(force=True)
+            of_rows.append([row.tobytes() for row in per_row])
+    numbers: dict[tuple[bytes, ...], int] = {}
+    return [numbers.setdefault(prompt, len(numbers)) for prompt in zip(*of_rows, strict=True)]

@@ -114,7 +114,7 @@ def test_the_largest_budget_changes_no_text(call_of, verification):
 def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
     short, inputs = deepcopy(model).to(torch.bfloat16), {"input_ids": prompts["chat"]}
     drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    options = {"verification": "reproducible", "max_new_tokens": NEW_TOKENS // 2}
+    options = {"verification": "reproducible", "max_new_tokens": NEW_TOKENS}
     options |= {"return_dict_in_generate": True, "output_logits": True}
     call = Call(short, inputs=inputs, **options)
     for _ in range(2):  # the second time the table knows the text

@@ -50,10 +50,10 @@ def counting() -> Iterator[Counter[str]]:
 
 
 def in_a_pass(
-    product: Callable[..., Any], *operands: Any, all_ordinary: bool = True
+    product: Callable[..., Any], *operands: Any, quantised: bool = False
 ) -> tuple[Any, int]:
     """What a product returns in a pass of `HERE`, and how many of its products torch did not
     compute as ever."""
-    with counting() as sent, pass_kernels(HERE, all_ordinary=all_ordinary):
+    with counting() as sent, pass_kernels(HERE, quantised):
         y = product(*operands)
     return y, sent.total()

@@ -5,10 +5,13 @@ import copy
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.kernels.pass_kernels import int8_weight, narrow_dtype
-from tests.helpers.products import CONFIG, in_a_pass
+from hf_refspec.kernels.pass_kernels import has_quantised_weights, int8_weight, narrow_dtype
+from hf_refspec.verification.passes import run_prompts
+from tests.helpers.calls import assert_lossless
+from tests.helpers.drafters import Noise
+from tests.helpers.products import CONFIG, counting, in_a_pass
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -81,7 +84,7 @@ def layer_and_tokens(quantise, tokens=4, bias=True):
 def test_one_to_32_tokens_are_sent_and_differ_by_rounding_alone(quantise, tokens, bias):
     layer, x = layer_and_tokens(quantise, tokens, bias)
     wanted = layer(x)
-    y, sent = in_a_pass(layer, x, all_ordinary=False)
+    y, sent = in_a_pass(layer, x, quantised=True)
     assert sent == 1
     assert y.shape == wanted.shape and y.dtype == wanted.dtype
     torch.testing.assert_close(y, wanted)
@@ -111,7 +114,7 @@ def test_what_a_library_computes_otherwise_is_left_to_it(quantise):
     layer, x = layer_and_tokens(quantise)
     x = x.to(layer.bias.dtype)
     wanted = layer(x)
-    y, sent = in_a_pass(layer, x, all_ordinary=False)
+    y, sent = in_a_pass(layer, x, quantised=True)
     assert sent == 0
     assert torch.equal(y, wanted)
 
@@ -129,3 +132,19 @@ def test_a_model_says_whether_the_kernel_reads_its_weights():
         if type(module) is torch.nn.Linear:
             module.weight.act_quant_kwargs = {"granularity": "row"}
     assert "most weights are Int8Tensor" in narrow_dtype(model)
+
+
+def test_passes_and_short_prompts_of_a_quantised_model_are_sent():
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=97, num_attention_heads=2, **sizes)).eval()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            stand_in(layer)
+    assert has_quantised_weights(model)
+    prompt = torch.arange(5, 25)[None]
+    with torch.no_grad(), counting() as sent:
+        run_prompts(model, prompt, GenerationConfig(), {"use_cache": True}, rounds=True)
+        assert sent.total() == 8  # four of attention, three after it, and the output layer
+        assert_lossless(model, Noise(), {"input_ids": prompt})
+    assert sent.total() > 8

@@ -65,7 +65,7 @@ def test_products_in_a_race_differ_by_rounding_alone(monkeypatch):
     monkeypatch.setattr(products, "_RACES", [products.Race() for _ in range(33)])
     numbers = operands(torch.bfloat16, inner=1024, outer=1024)
     wanted = exact(*numbers).bfloat16()
-    with counting() as sent, pass_kernels(HERE):
+    with counting() as sent, pass_kernels(HERE, False):
         for _ in range(30):
             torch.testing.assert_close(linear(*numbers), wanted)
     assert 12 <= sent.total() <= 18
@@ -106,12 +106,12 @@ LEFT_TO_TORCH = {
 }
 
 
-@pytest.mark.parametrize("all_ordinary", [True, False])
+@pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("name", LEFT_TO_TORCH)
-def test_what_is_not_plain_and_narrow_is_left_to_torch(name, all_ordinary):
+def test_what_is_not_plain_and_narrow_is_left_to_torch(name, quantised):
     arguments = LEFT_TO_TORCH[name](*operands())
     wanted = linear(*arguments)
-    y, sent = in_a_pass(linear, *arguments, all_ordinary=all_ordinary)
+    y, sent = in_a_pass(linear, *arguments, quantised=quantised)
     assert sent == 0
     assert type(y) is type(wanted)
     assert y.is_meta or torch.equal(y, wanted)
@@ -133,30 +133,38 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("all_ordinary", [True, False])
+@pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_transformed_and_recorded_functions_are_left_to_torch(name, all_ordinary):
+def test_transformed_and_recorded_functions_are_left_to_torch(name, quantised):
     x, weight, bias = operands()
     arguments = lambda x: linear(x, weight, bias), x
     wanted = TRANSFORMED[name](*arguments)
     torch.compiler.reset()
-    y, sent = in_a_pass(TRANSFORMED[name], *arguments, all_ordinary=all_ordinary)
+    y, sent = in_a_pass(TRANSFORMED[name], *arguments, quantised=quantised)
     assert sent == 0
     assert torch.equal(y, wanted)
 
 
-@pytest.mark.parametrize("all_ordinary", [True, False])
-def test_a_trace_in_a_pass_records_torchs_product(all_ordinary):
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_trace_in_a_pass_records_torchs_product(quantised):
     x, weight, bias = operands()
 
     def product(x):
         return linear(x, weight, bias)
 
     traced, sent = in_a_pass(
-        lambda x: torch.jit.trace(product, (x,), check_trace=False), x, all_ordinary=all_ordinary
+        lambda x: torch.jit.trace(product, (x,), check_trace=False), x, quantised=quantised
     )
     assert sent == 0 and "aten::linear" in str(traced.graph)
     assert torch.equal(traced(x), product(x))
+
+
+def test_recorded_layers_are_sent_when_they_run():
+    x, weight, bias = operands()
+    traced = torch.jit.trace(lambda x: linear(x, weight, bias), (x,), check_trace=False)
+    y, sent = in_a_pass(traced, x)
+    assert sent == 1
+    torch.testing.assert_close(y, exact(x, weight, bias).float())
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,7 @@ def test_the_modes_and_profilers_of_others_miss_no_product(around):
 
 
 def test_a_mode_within_a_layer_sees_its_product():
-    with counting() as sent, pass_kernels(HERE), Doubled():
+    with counting() as sent, pass_kernels(HERE, False), Doubled():
         doubled = linear(*operands())
     assert not sent and torch.equal(doubled, 2 * linear(*operands()))
 
@@ -186,7 +194,7 @@ def test_gradients_autocast_and_quantised_layers_are_left_to_torch():
     x, weight, bias = operands()
     layer = torch.nn.Sequential(torch.nn.Linear(INNER, OUTER))
     quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
-    with counting() as sent, pass_kernels(HERE):
+    with counting() as sent, pass_kernels(HERE, False):
         quantised(x)
         with torch.enable_grad():
             layer(x).sum().backward()
@@ -201,7 +209,7 @@ def test_wrong_shapes_and_types_raise_what_torch_raises():
     for arguments in [(x[..., :32], weight), (x, weight, bias[:-1]), (x, weight.bfloat16())]:
         with pytest.raises(RuntimeError) as plain:
             linear(*arguments)
-        with pass_kernels(HERE), pytest.raises(RuntimeError) as narrow:
+        with pass_kernels(HERE, False), pytest.raises(RuntimeError) as narrow:
             linear(*arguments)
         assert str(narrow.value) == str(plain.value)
 
@@ -210,7 +218,7 @@ def test_other_threads_and_calls_afterwards_see_nothing():
     x, weight, bias = operands()
     wanted = linear(x, weight, bias)
     seen = []
-    with counting() as sent, pass_kernels(HERE):
+    with counting() as sent, pass_kernels(HERE, False):
         thread = threading.Thread(target=lambda: seen.append(linear(x, weight, bias)))
         thread.start()
         thread.join()
@@ -251,14 +259,14 @@ def test_the_setting_is_back_after_the_last_of_several_passes(enabled):
 
     def another_call():
         first_inside.wait()
-        with pass_kernels(ELSEWHERE):
+        with pass_kernels(ELSEWHERE, False):
             seen.append(cuda.cudnn_sdp_enabled())
         second_ended.set()
 
     thread = threading.Thread(target=another_call)
     thread.start()
     try:
-        with pytest.raises(ZeroDivisionError), pass_kernels(ELSEWHERE):
+        with pytest.raises(ZeroDivisionError), pass_kernels(ELSEWHERE, False):
             first_inside.set()
             second_ended.wait()
             seen.append(cuda.cudnn_sdp_enabled())
@@ -271,8 +279,8 @@ def test_the_setting_is_back_after_the_last_of_several_passes(enabled):
 
 def test_passes_on_a_cpu_and_compiled_ones_keep_the_setting(monkeypatch):
     assert cuda.cudnn_sdp_enabled()
-    with pass_kernels(HERE):
+    with pass_kernels(HERE, False):
         assert cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(ELSEWHERE, "_compiled_call_impl", HERE.forward)
-    with pass_kernels(ELSEWHERE):
+    with pass_kernels(ELSEWHERE, False):
         assert cuda.cudnn_sdp_enabled()

@@ -277,7 +277,9 @@ def test_a_damaged_store_is_not_published(hub, store):
     assert hub.requests == []
 
 
-def test_a_card_that_the_hub_refuses(hub, store):
+def test_names_and_cards_that_the_hub_refuses(hub, store):
+    with pytest.raises(ValueError, match=r"Repo id must .*not/a/name"):
+        push(store, "not/a/name", token=TOKEN)
     (store / "README.md").write_text("---\nlicense: proprietary\n---\n")
     with pytest.raises(OSError, match=r"Invalid metadata in README.md.*unknown license"):
         push(store, REPO, token=TOKEN)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.drafting.tree import DraftTree
@@ -91,3 +92,16 @@ def test_a_prompt_that_several_rows_have_is_run_once(llama, pads, prompts):
     finally:
         hook.remove()
     assert (prompts, ids.shape[1]) in widths
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool])
+def test_prompts_with_a_mask_of_any_type_are_told_apart_by_their_ids(dtype):
+    """Ids that one number of a short type stands for, and padding."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=2100, num_attention_heads=2, **sizes)).eval()
+    ids = torch.arange(2040, 2060)[None].repeat(3, 1)
+    ids[1, -1] = 2058
+    mask = torch.ones_like(ids)
+    mask[2, :4] = 0
+    assert_lossless(model, Noise(), {"input_ids": ids, "attention_mask": mask.to(dtype)})

@@ -1,4 +1,4 @@
-"""Requests and errors in OpenAI's form: the supported fields, and how they are read."""
+"""Requests and errors in OpenAI's form, and how the supported fields are read."""
 
 import json
 import re

@@ -50,7 +50,7 @@ class Host:
 class Conversation:
     """Messages with the races of their answers, and a drafter that learns from race to race."""
 
-    document: str = ""  # precedes the first message, with which it came
+    document: str = ""  # precedes the first message
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)  # held while an answer is shown
     left: bool = False  # the visitor has begun another one
@@ -59,7 +59,7 @@ class Conversation:
     def ask(self, host: Host, message: str, max_new_tokens: int, document: str = "") -> Race:
         """Adds a message. Running the race decodes its answer.
 
-        The `document` counts with the first message alone."""
+        The `document` is used only with the first message."""
         if not self.turns:
             self.document = document
         if not message.strip():

@@ -1,4 +1,4 @@
-"""The page: its parts and their events, and a server of it with a model."""
+"""The page: its parts and their events, and how it is served with a model."""
 
 import logging
 from collections.abc import Iterator
