@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
+    _dispatch_has_kernel_for_dispatch_key,
     _dispatch_key_parse,
     _dispatch_keys,
     _dispatch_library,
@@ -193,6 +194,10 @@ def why_inactive() -> str | None:
         return "the CPU lacks AVX2, or llvmlite is too old"
     if _parallel is None:
         return "torch was built without GNU's OpenMP"
+    if not _key_is_ours:
+        return "another library uses the key of torch's dispatcher that brings products to it"
+    if _dispatch_has_kernel_for_dispatch_key("aten::linear", "CPU"):
+        return "another library has registered a `linear` of its own with torch"
     if narrow_product.address is None:
         return "it is not compiled yet"
     if active_modes():
@@ -274,10 +279,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.ops.aten.linear.default(x, weight, bias) if y is None else y
 
 
-_LIBRARY = torch.library.Library("aten", "IMPL")
-_LIBRARY.impl("linear", _linear, "TESTING_ONLY_GenericMode")
-_PASSING = _dispatch_library("IMPL", "_", "TESTING_ONLY_GenericMode")
-_PASSING.fallback_fallthrough()
+_key_is_ours = False
+_others = _dispatch_library("IMPL", "_", "TESTING_ONLY_GenericMode")  # all other operations
+_linears = torch.library.Library("aten", "IMPL")
+with suppress(RuntimeError):  # another library has the key
+    _others.fallback_fallthrough()
+    _linears.impl("linear", _linear, "TESTING_ONLY_GenericMode")
+    _key_is_ours = True
 
 
 class _OfAnyWeight(TorchFunctionMode):

@@ -1,6 +1,8 @@
 """Which products the kernel for narrow products computes, and attention without cuDNN on a GPU."""
 
 import copy
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -247,6 +249,45 @@ def test_until_the_kernel_is_compiled_torch_computes(monkeypatch):
     monkeypatch.setattr(narrow_product, "_compiled", None)
     assert in_a_pass(linear, *operands())[1] == 0
     assert narrow_product.address is None
+
+
+def test_a_linear_that_another_library_has_registered_computes_all():
+    x, weight, bias = operands()
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("linear", lambda x, weight, bias=None: x + 1, "CPU")
+        y, sent = in_a_pass(linear, x, weight, bias)
+    finally:
+        library._destroy()
+    assert sent == 0 and torch.equal(y, x + 1)
+    assert in_a_pass(linear, x, weight, bias)[1] == 1
+
+
+RIVAL = """
+import torch
+rival = torch._C._dispatch_library("IMPL", "_", "TESTING_ONLY_GenericMode")
+rival.fallback_fallthrough()
+from hf_refspec.kernels.pass_kernels import why_inactive
+print(why_inactive())
+"""
+
+
+@pytest.mark.nightly
+def test_where_another_library_has_the_key_torch_computes():
+    done = subprocess.run([sys.executable, "-c", RIVAL], capture_output=True, text=True, check=True)
+    assert "another library uses the key" in done.stdout
+
+
+def test_an_interrupted_pass_leaves_nothing_behind():
+    numbers = operands()
+    with pytest.raises(KeyboardInterrupt), pass_kernels(HERE, False):
+        raise KeyboardInterrupt
+    abandoned = pass_kernels(HERE, False)
+    abandoned.__enter__()
+    del abandoned  # as by an exception before the body
+    with counting() as sent:
+        linear(*numbers)
+    assert not sent
 
 
 @pytest.mark.parametrize("enabled", [True, False])
