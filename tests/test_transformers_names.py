@@ -18,7 +18,7 @@ VERSION = ROOT / "version.py"
 OTHERS = sorted({*ROOT.rglob("*.py")} - {NAMES, VERSION})
 # Private names of Python, numpy and torch.
 FOREIGN = {
-    *("_replace", "_version", "_buffers", "_parameters", "_dynamo", "_asdict"),
+    *("_replace", "_version", "_buffers", "_parameters", "_modules", "_dynamo", "_asdict"),
     *("_check_value", "_option_string_actions", "_subparsers"),
     *("_global_forward_hooks", "_global_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"),
     *("_torchdynamo_orig_callable", "_current_level", "_profiler_enabled", "_compiled_call_impl"),

@@ -96,9 +96,9 @@ def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(scored, speculati
 def test_passages_are_read_by_the_kernels_that_read_prompts(monkeypatch, llama, retriever):
     read, real = [], passes.pass_kernels
 
-    def kernels(model, is_prefill=False):
+    def kernels(model, quantised, is_prefill=False):
         read.append(is_prefill)
-        return real(model, is_prefill)
+        return real(model, quantised, is_prefill)
 
     monkeypatch.setattr(passes, "pass_kernels", kernels)
     generate(llama, retriever, max_new_tokens=12, **GREEDY)
