@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..kernels.compilation import drafting_kernels
+from ..text_config import text_tokenizer
 from .blend import Blend, as_drafter
 from .contract import Call, Drafter, Observation, States
 from .stats import DraftStats, SourceStats
@@ -160,3 +161,18 @@ def drafter_call(
             name = type(drafter).__name__
             alone = SourceStats(name, stats.drafted, stats.accepted, first=stats.accepted)
             stats.add_sources([alone])
+
+
+def remember_outputs(
+    stats: DraftStats,
+    drafters: Sequence[Drafter],
+    outputs: Sequence[Sequence[int]],
+    tokenizer: Any = None,
+) -> None:
+    """Lets `stats.copied` search each row's new tokens in `source_texts`, and a notebook show the
+    text of a call with one row. Called before a call ends."""
+    if tokenizer is not None and len(outputs) == 1:
+        stats.text = outputs[0], text_tokenizer(tokenizer)
+    for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
+        texts = [text for source in drafter.sources for text in source.source_texts()]
+        stats.outputs.append((row, output, texts))

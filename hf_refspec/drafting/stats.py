@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..messages import counted
 from ..notebooks import colored_by, html_table, spans
-from ..text_config import text_tokenizer
 
 if TYPE_CHECKING:
-    from .contract import Drafter
     from .copied_spans import CopiedSpan
 
 
@@ -160,20 +158,6 @@ class DraftStats(Figures):
             self.accepted_lengths[accepted] += 1
             if len(self.owners) < self.tokens:  # of a drafter alone: a blend has added its own
                 self.owners += [*[0] * accepted, None]
-
-    def remember_outputs(
-        self,
-        drafters: Sequence[Drafter],
-        outputs: Sequence[Sequence[int]],
-        tokenizer: Any = None,
-    ) -> None:
-        """Lets `copied` search each row's new tokens in the `source_texts` of its drafter, and a
-        notebook show the text of a call with one row. Called before a call ends."""
-        if tokenizer is not None and len(outputs) == 1:
-            self.text = outputs[0], text_tokenizer(tokenizer)
-        for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
-            texts = [text for source in drafter.sources for text in source.source_texts()]
-            self.outputs.append((row, output, texts))
 
     def explain(self, verification: str, reason: str | None = None) -> None:
         """Says how drafts were verified, and why nothing was drafted."""

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
+from ..drafting.calls import remember_outputs
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..drafting.token_ids import common_length
@@ -261,7 +262,7 @@ class RunningText:
     def end(self) -> None:
         """Frees all that it holds except its tokens."""
         self.finished = True
-        self.stats.remember_outputs([self.row.drafter], [self.row.output])
+        remember_outputs(self.stats, [self.row.drafter], [self.row.output])
         loop = self._loop
         self._loop = None
         self._request = None

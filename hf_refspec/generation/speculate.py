@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDecoderOnlyOutput
 
-from ..drafting.calls import LateDrafter
+from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
 from ..drafting.contract import Drafter, Observation
 from ..refusals import (
@@ -224,7 +224,7 @@ def _decode(
         if noise is not None:
             noise.end(longest_row(rows) - prompt_length)
     outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
-    stats.remember_outputs(drafters, outputs, request.tokenizer)
+    remember_outputs(stats, drafters, outputs, request.tokenizer)
     if not stats.drafted:
         late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
         reason = limits.exactness.refused or why_undrafted(
@@ -270,7 +270,7 @@ def _decode_plainly(request: Request, drafters: Sequence[Drafter], reason: Reaso
     emitted = [_without_padding(row, request) for row in new_ids]
     for column in range(new_ids.shape[1]):
         stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
-    stats.remember_outputs(drafters, [tokens.tolist() for tokens in emitted])
+    remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
     for drafter, tokens in zip(drafters, emitted, strict=True):
         for token in tokens:
             drafter.observe(Observation(token[None]))

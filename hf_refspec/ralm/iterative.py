@@ -29,7 +29,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..drafting.blend import as_drafter
-from ..drafting.calls import drafter_call
+from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
 from ..generation.budget import make_budget
 from ..generation.loop import Loop
@@ -162,7 +162,7 @@ def iterative_ralm(  # noqa: D417
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)
         drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
-        drafter.stats.remember_outputs([drafter], [row.output])
+        remember_outputs(drafter.stats, [drafter], [row.output])
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, None, row.scores, row.logits)

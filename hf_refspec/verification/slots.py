@@ -134,7 +134,7 @@ class CompiledForward:
         self, model_inputs: dict[str, Any], width: int, shape: tuple[Any, ...]
     ) -> tuple[torch.Tensor, bool]:
         """The logits of all tokens of a pass, `(R, S, vocab_size)`, and whether it was compiled or
-        captured just now, which takes longer. The `shape` is that of the cache."""
+        captured just now, which takes longer. `shape` is `SlottedEntries.shape`."""
         if not self.is_active or width not in self._widths:
             return self._model(**model_inputs, return_dict=True).logits, False
         from torch._dynamo.exc import TorchDynamoException  # takes long to import

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hf_refspec as rs
-from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.calls import drafter_call, remember_outputs
 from hf_refspec.drafting.stats import DraftStats
 from hf_refspec.index.suffix_array import DEPTH
 from tests.helpers.calls import GREEDY, PROMPT, Call
@@ -25,7 +25,7 @@ def copied(drafter, output, prompt=(0,), vocab_size=300):
     """The spans of a call that has written an output, as (start, end, source, document, offset)."""
     stats = DraftStats()
     with drafter_call(drafter, [np.array(prompt)], vocab_size) as rows:
-        stats.remember_outputs(rows, [output])
+        remember_outputs(stats, rows, [output])
     return [(s.start, s.end, s.source, s.document, s.offset) for s in stats.copied]
 
 
@@ -141,6 +141,6 @@ def test_a_call_keeps_the_sessions_that_it_began_with():
     with drafter_call(cache, [np.array([0])], 300) as rows:
         other = cache.fork()
         other.add([70], range(71, 90))
-        stats.remember_outputs(rows, [output])
+        remember_outputs(stats, rows, [output])
     found = [(span.start, span.end, span.document, span.offset) for span in stats.copied]
     assert found == [(6, 13, 0, 2), (13, 23, 1, 0)]

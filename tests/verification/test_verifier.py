@@ -96,7 +96,7 @@ def test_a_prompt_that_several_rows_have_is_run_once(llama, pads, prompts):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool])
 def test_prompts_with_a_mask_of_any_type_are_told_apart_by_their_ids(dtype):
-    """Ids that one number of a short type stands for, and padding."""
+    """Their ids differ by less than a short type can show; one prompt is padded."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=2100, num_attention_heads=2, **sizes)).eval()
