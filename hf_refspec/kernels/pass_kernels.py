@@ -81,18 +81,18 @@ _KINDS = {
 # `linear`, which comes to [`_linear`] in threads that have included the key.
 _KEY = _dispatch_key_parse("TESTING_ONLY_GenericMode")
 _KEYS = DispatchKeySet(_KEY)
-# The keys by which torch dispatches an operation on plain tensors. Dispatch modes, transforms,
-# tensors that wrap others, and views that negate or conjugate add a key each.
-_PLAIN_KEYS = (
+# The bits of all keys but those by which torch dispatches an operation on plain tensors in this
+# process's memory. Other devices and layouts, dispatch modes, transforms, tensors that wrap others,
+# and views that negate or conjugate have a bit each.
+_OTHER_KEYS = ~(
     _KEYS
     | DispatchKeySet(DispatchKey.CPU)
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
     | DispatchKeySet(DispatchKey.AutogradCPU)
     | DispatchKeySet(DispatchKey.AutocastCPU)
     | DispatchKeySet(DispatchKey.BackendSelect)
-)
+).raw_repr()
 
-_NO_KEY = DispatchKey.Undefined
 _ZERO = ctypes.c_int64()  # the bias of products without one
 
 _parallel: Any = None
@@ -273,10 +273,15 @@ def _sent_products(dtypes: Sequence[torch.dtype], quantised: bool) -> Iterator[N
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` in a pass; products inside it go to torch."""
+    """`torch.nn.functional.linear` in a pass."""
+    y = _product(x, weight, bias)
+    return by_torch(x, weight, bias) if y is None else y
+
+
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product by torch, which would bring it here again."""
     with _ExcludeDispatchKeyGuard(_KEYS):
-        y = _product(x, weight, bias)
-        return torch.ops.aten.linear.default(x, weight, bias) if y is None else y
+        return torch.ops.aten.linear.default(x, weight, bias)
 
 
 _key_is_ours = False
@@ -307,8 +312,11 @@ class _OfAnyWeight(TorchFunctionMode):
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """`(x @ weight.T) * scale + bias` of `x` `(..., inner)`, a weight `(outer, inner)` and a scale
     `(outer, 1)`, if it is computed faster than by torch."""
+    # Little is asked, and in few calls: this runs a hundred times a pass.
     scale = None
-    if (quantised := int8_weight(weight)) is not None:
+    if type(weight) not in ORDINARY:
+        if (quantised := int8_weight(weight)) is None:
+            return None
         weight, scale = quantised
     numbers = [operand for operand in (x, scale, bias) if operand is not None]
     if scale is None:
@@ -334,11 +342,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
     if count > MAX_TOKENS * inner:
         is_wide = scale is None and x.dtype == torch.float32
         return wide_product(x, weight, bias) if is_wide else None
-    by_kernel = partial(_computed, x, weight, scale, bias)
     if not narrow.MATRIX_UNITS or x.dtype != torch.bfloat16:
-        return by_kernel()
-    by_torch = partial(linear, x, weight, bias)
-    return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
+        return _computed(x, weight, scale, bias)
+    sides = partial(by_torch, x, weight, bias), partial(_computed, x, weight, scale, bias)
+    return _RACES[count // inner].product(*sides, weight.numel())
 
 
 def _computed(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -361,17 +368,17 @@ def _are_plain(operands: list[Tensor], dtypes: Sequence[torch.dtype]) -> bool:
     """True if these are numbers of one type, of several that it may be, in this process's memory,
     on which nothing else (a subclass, a mode, a transform, a tracer) decides."""
     # No generators: this is asked for each product of a pass.
-    keys = _dispatch_tls_local_include_set()
+    keys = _dispatch_tls_local_include_set().raw_repr()
     for operand in operands:
         if type(operand) not in ORDINARY:
             return False
-        keys |= _dispatch_keys(operand)
+        keys |= _dispatch_keys(operand).raw_repr()
     dtype = operands[0].dtype
-    if dtype not in dtypes or (keys - _PLAIN_KEYS).highestPriorityTypeId() != _NO_KEY:
+    if dtype not in dtypes or keys & _OTHER_KEYS:
         return False
     for operand in operands:
         is_offloaded = operand.data_ptr() == 0
-        if is_offloaded or operand.dtype != dtype or not operand.is_cpu:
+        if is_offloaded or operand.dtype != dtype:
             return False
     return (
         forward_ad._current_level < 0  # otherwise they may have tangents
@@ -404,13 +411,13 @@ def onednn_is_faster() -> bool:
     x = torch.ones((64, 1024), device="cpu", dtype=torch.float32)
     # More than the CPU's caches hold, as a model has.
     weights = torch.ones((8, 1024, 1024), device="cpu", dtype=torch.float32)
-    seconds: dict[Any, list[float]] = {linear: [], by_onednn: []}
+    seconds: dict[Any, list[float]] = {by_torch: [], by_onednn: []}
     for weight in weights:
         for product, times in seconds.items():
             began = perf_counter()
             product(x, weight, None)
             times.append(perf_counter() - began)
-    return median(seconds[linear]) > _GAIN * median(seconds[by_onednn])
+    return median(seconds[by_torch]) > _GAIN * median(seconds[by_onednn])
 
 
 def attend_narrowly(

@@ -62,7 +62,7 @@ def test_it_must_be_clearly_faster(monkeypatch, of_onednn, faster):
         return product
 
     monkeypatch.setattr(pass_kernels, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(pass_kernels, "linear", taking(2.0))
+    monkeypatch.setattr(pass_kernels, "by_torch", taking(2.0))
     monkeypatch.setattr(pass_kernels, "by_onednn", taking(of_onednn))
     assert pass_kernels.onednn_is_faster.__wrapped__() == faster
 
