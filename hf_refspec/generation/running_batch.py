@@ -47,7 +47,7 @@ class RunningBatch:
             batch.step()
 
     One thread at a time may call its methods. Once weights change, earlier keys and values are no
-    longer shared; if you change a parameter's `data` in place, make a new batch.
+    longer shared; if you write only parts of a parameter's `data`, make a new batch.
 
     Args:
         model ([`PreTrainedModel`]): The target model.

@@ -82,7 +82,7 @@ def findings_path(model: nn.Module, settings: list[Any]) -> Path | None:
     if not isinstance(model, PreTrainedModel) or is_quantised(model):
         return None
     try:
-        weights = [*map(_weight, (*model.named_parameters(), *model.named_buffers()))]
+        weights = [*map(weight_summary, (*model.named_parameters(), *model.named_buffers()))]
         functions = _functions(model)
         if None in weights or functions is None or foreign_code(model) is not None:
             return None
@@ -187,6 +187,8 @@ def _called(owners: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """The functions, and objects that can be called like one, that are attributes of owners."""
     for owner in owners:
         for name, value in [*vars(owner).items()]:
+            if name.startswith("__compiled_fn_"):  # of `torch.compile`, for what it has compiled
+                continue
             if isinstance(value, (staticmethod, classmethod)):
                 value = value.__func__
             elif isinstance(value, property):
@@ -195,7 +197,7 @@ def _called(owners: Iterable[Any]) -> Iterator[tuple[str, Any]]:
                 yield from ((name, part) for part in parts_of(value))
 
 
-def _weight(named: tuple[str, torch.Tensor]) -> tuple[Any, ...] | None:
+def weight_summary(named: tuple[str, torch.Tensor]) -> tuple[Any, ...] | None:
     """A weight's name, form and device, and a few of its values; `None` if it is not ordinary."""
     name, weight = named
     if type(weight) not in ORDINARY or weight.is_meta or weight.layout is not torch.strided:
@@ -203,6 +205,6 @@ def _weight(named: tuple[str, torch.Tensor]) -> tuple[Any, ...] | None:
     gpu = torch.cuda.get_device_name(weight.device) if weight.is_cuda else None
     values = weight.detach()
     while values.ndim > 1 and len(values):
-        values = values[0]
+        values = values[len(values) // 2]  # the first row may be of padding, and 0
     first = values.reshape(-1)[:_SAMPLED].tolist()
     return name, weight.shape, weight.dtype, weight.device, gpu, first

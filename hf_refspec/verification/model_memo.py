@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..kernels.pass_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import HAS_CAPTURING_HOOKS, keeps_state_in_modules
-from .finding import Finding, add_finding, findings_path, read_findings
+from .finding import Finding, add_finding, findings_path, read_findings, weight_summary
 
 # Not an attribute of the model: no copy, pickle or fingerprint of it should hold the findings.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -105,11 +105,14 @@ class Watch:
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
     """A state that keys and values depend on: the weights, and whatever else changes logits."""
+    weights = [*model.named_parameters(), *model.named_buffers()]
     versions = [
-        (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
-        for parameter in model.parameters()
+        (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        for _, weight in weights
     ]
-    return memo_of_state(model).setdefault("identity", object()), tuple(versions)
+    # What is written through `data`, as by libraries for training, has no version.
+    summaries = map(weight_summary, weights)
+    return memo_of_state(model).setdefault("identity", object()), versions, [*summaries]
 
 
 @contextmanager

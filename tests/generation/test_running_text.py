@@ -59,6 +59,10 @@ def test_no_prefix_is_shared_after_the_model_has_changed(fresh_llama):
     assert [shared_tokens(), shared_tokens()] == [0, 29]
     fresh_llama.model.layers[0].mlp.act_fn = torch.nn.ReLU()
     assert [shared_tokens(), shared_tokens()] == [0, 29]
+    fresh_llama.model.rotary_emb.inv_freq.mul_(3)
+    assert [shared_tokens(), shared_tokens()] == [0, 29]
+    fresh_llama.lm_head.weight.data.mul_(-1)
+    assert [shared_tokens(), shared_tokens()] == [0, 29]
 
 
 def test_a_padded_prompt_is_the_text_without_its_padding_and_shares_nothing(llama):

@@ -266,6 +266,7 @@ def test_tokens_outside_of_the_vocabulary_are_named(llama):
         ({"max_new_tokens": 600}, ValueError, "no room for a passage: LlamaForCausalLM takes 512"),
         ({"synced_gpus": True}, ValueError, "`synced_gpus=True`.*`iterative_ralm`"),
         ({"candidate_generator": rs.ReferenceCopy()}, ValueError, "`candidate_generator`"),
+        ({"guidance_scale": 1.5}, ValueError, "it remembers tokens.*Pass `speculation=None`"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(llama, options, error, message):
@@ -338,6 +339,15 @@ def change_in_place(model):
         model.model.embed_tokens.weight.mul_(-1.5)
 
 
+def write_data(model):
+    """As libraries for training do."""
+    model.model.embed_tokens.weight.data.mul_(-1.5)
+
+
+def change_a_buffer(model):
+    model.model.rotary_emb.inv_freq.mul_(3)
+
+
 def load_state(model):
     weights = {name: value.flip(0) for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
@@ -355,7 +365,9 @@ def change_nothing_but_the_format(model):
     model.to(torch.float64)
 
 
-CHANGES = [change_in_place, load_state, replace_a_layer, hook_a_layer]
+CHANGES = [
+    *(change_in_place, write_data, change_a_buffer, load_state, replace_a_layer, hook_a_layer),
+]
 
 
 @pytest.mark.parametrize("change", [*CHANGES, change_nothing_but_the_format])
