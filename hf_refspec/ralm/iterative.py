@@ -125,7 +125,13 @@ def iterative_ralm(  # noqa: D417
         RalmError: If the retriever fails, with the text so far.
     """
     speculation = checked_speculation(
-        model, input_ids, generation_config, model_kwargs, speculation, "iterative_ralm"
+        model,
+        input_ids,
+        logits_processor,
+        generation_config,
+        model_kwargs,
+        speculation,
+        "iterative_ralm",
     )
     _check_prepared(model_kwargs)
     check_count("generation_stride", generation_stride)

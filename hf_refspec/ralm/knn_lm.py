@@ -19,8 +19,6 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
@@ -85,10 +83,10 @@ def knn_lm(  # noqa: D417
         RalmError: If the datastore fails; it carries the text so far.
     """
     speculation = checked_speculation(
-        model, input_ids, generation_config, model_kwargs, speculation, "knn_lm"
+        model, input_ids, logits_processor, generation_config, model_kwargs, speculation, "knn_lm"
     )
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
+    _check_request(model, generation_config, model_kwargs)
     knn_datastore.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     retriever = cast(Retriever, knn_datastore)  # it only searches and scores
@@ -189,11 +187,7 @@ class KnnText(RowText):
 
 
 def _check_request(
-    model: PreTrainedModel,
-    logits_processor: LogitsProcessorList,
-    generation_config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-    speculation: RalmSpeculation | None,
+    model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> None:
     """Refuses what a kNN-LM alone cannot do."""
     if find_cache(model_kwargs) is None:
@@ -203,10 +197,3 @@ def _check_request(
         for name in ("output_scores", "output_logits"):
             if getattr(generation_config, name):
                 raise ValueError(f"`knn_lm` cannot be combined with `{name}=True`: not supported.")
-    stateful = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
-    for processor in logits_processor:
-        if speculation is not None and isinstance(processor, stateful):
-            raise ValueError(
-                f"`speculation` cannot be combined with a {type(processor).__name__}: it remembers "
-                "tokens that are rolled back. Pass `speculation=None`, or leave it out."
-            )

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 from transformers.generation import BaseStreamer
 
 from ..foreign_code import foreign_code
@@ -127,6 +133,7 @@ def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> Non
 def checked_speculation(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
     speculation: str | RalmSpeculation | None,
@@ -141,6 +148,13 @@ def checked_speculation(
         rows = f"`input_ids` has {len(input_ids)} rows"
         raise ValueError(f"`{caller}` continues one text, but {rows}. Pass one prompt at a time.")
     parsed = RalmSpeculation.parse(speculation)
+    stateful = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+    for processor in logits_processor:
+        if parsed is not None and isinstance(processor, stateful):
+            raise ValueError(
+                f"`speculation` cannot be combined with a {type(processor).__name__}: it remembers "
+                "tokens that are rolled back. Pass `speculation=None`."
+            )
     if parsed is not None and (code := foreign_code(model)) is not None:
         name = type(model).__name__
         logger.warning("%s retrieves without speculation, with the same text: %s.", name, code)
