@@ -34,7 +34,13 @@ from .drafting.tree import MOST_NODES
 from .foreign_code import foreign_code
 from .kernels.compilation import drafting_kernels
 from .messages import check_count
-from .text_config import attends_locally, text_config, text_tokenizer
+from .text_config import (
+    attends_locally,
+    readable_ids,
+    text_config,
+    text_tokenizer,
+    vocab_size_of,
+)
 from .transformers_names import (
     CACHE_NAMES,
     PREFILL_ARGUMENTS,
@@ -468,6 +474,13 @@ def why_unverifiable(
     if crosses_images(text_config(model), model_kwargs):
         text = "some of its layers attend to images alone, which probes do not have"
         return Reason("model", text)
+    emitted = vocab_size_of(model)
+    if (read := readable_ids(model)) < emitted:
+        return Reason(
+            "model",
+            f"it may emit {emitted} ids and its embedding has {read}, so that it cannot read each "
+            f"draft: call `model.resize_token_embeddings({emitted})`",
+        )
     if (text_of_adapters := _of_adapters(model, rows)) is not None:
         return Reason("model", text_of_adapters)
     if verification == REPRODUCIBLE and _routes_by_token(model):

@@ -42,6 +42,12 @@ def vocab_size_of(model: PreTrainedModel) -> int:
     return max(text_config(model).vocab_size, getattr(head, "out_features", 0))
 
 
+def readable_ids(model: PreTrainedModel) -> int:
+    """The number of token ids that a model can read; its head may be larger."""
+    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return vocab_size_of(model) if size is None else size
+
+
 def special_ids(config: PreTrainedConfig) -> list[int]:
     """The token ids that a configuration names, of padding, images and the like."""
     return [

@@ -230,3 +230,12 @@ def test_an_inexact_probe_with_its_differences(caplog):
     assert "off those of single steps" in stats.reason
     plainly = "MambaForCausalLM decodes plainly, with the same text and no speed-up"
     assert f"{plainly}: {stats.reason}" in caplog.text
+
+
+def test_a_model_that_cannot_read_all_ids_of_its_head_is_told_how_it_could(fresh_llama):
+    known = fresh_llama.lm_head.out_features
+    fresh_llama.lm_head = torch.nn.Linear(fresh_llama.config.hidden_size, known + 9, bias=False)
+    unread = list(range(known, known + 9))
+    stats = assert_lossless(fresh_llama, Noise(), suppress_tokens=unread)
+    assert stats.drafted == 0
+    assert f"call `model.resize_token_embeddings({known + 9})`" in stats.reason
