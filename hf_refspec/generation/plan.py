@@ -167,7 +167,7 @@ class Exactness:
     def __init__(
         self, verifier: Verifier, rows: int, is_probed: bool, stats: DraftStats | None
     ) -> None:
-        """`rows` is 2 for any number of several; `stats` count the passes of probes."""
+        """`rows` is their number; `stats` count the passes of probes."""
         self.is_probed = is_probed
         self.unprobed = boundaries(text_config(verifier.model))
         self.refused: Reason | None = None

@@ -263,16 +263,10 @@ class RunningText:
         """Frees all that it holds except its tokens."""
         self.finished = True
         remember_outputs(self.stats, [self.row.drafter], [self.row.output])
-        loop = self._loop
         self._loop = None
         self._request = None
-        verifier = self.verifier
         del self.verifier  # it holds the prompt's cache, and the text may be kept
-        try:
-            self._session.close()
-        finally:
-            if loop is not None and not self.joins:
-                verifier.entries.release()
+        self._session.close()
 
 
 def _verifier(request: Request) -> tuple[Verifier, bool]:

@@ -338,7 +338,7 @@ class _Texts:
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
         if self.rows > 1 or has_padding(call.model_kwargs):
             self.mask[-1, :_PADDING] = 0
-        self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
+        self.text = torch.from_numpy(text).to(device)  # (R, prompt + path)
 
     def finding(self, kind: Kind) -> Finding:
         verified = self._verified(kind, self.distractors)

@@ -49,10 +49,6 @@ _COMPILING = {
 _CAPTURES = 2
 
 
-class NoRoomError(ValueError):
-    """A text is longer than the static cache that the caller gave; plain decoding fails as well."""
-
-
 class Targets:
     """The slots of the next pass, shared by all layers."""
 
@@ -258,11 +254,12 @@ class SlottedEntries(Entries):
         end need more than the widest.
 
         Raises:
-            NoRoomError: If the cache has no room for them.
+            ValueError: If the cache, which the caller gave, has no room for them; plain decoding
+                fails as well.
         """
         ends = [cached + self.prior_length for cached in pass_.cached]
         if any(p and end >= self.slots_per_row for p, end in zip(pass_.pending, ends, strict=True)):
-            raise NoRoomError(
+            raise ValueError(
                 f"The static cache has room for {self.slots_per_row} tokens, and a text has more. "
                 "Pass a `StaticCache` with a larger `max_cache_len`."
             )
