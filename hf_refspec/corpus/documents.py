@@ -160,8 +160,8 @@ def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
         return [path]
     if not os.path.isdir(source):  # unlike the path of "", which is the current folder
         raise FileNotFoundError(
-            f"{str(source)[:100]!r} is neither a file nor a folder; put a text into a list, "
-            "[text], and the output of a pipe into a file"
+            f"{str(source)[:100]!r} is neither a file nor a folder; name one that is there (a text "
+            "itself goes into a list, [text], and the output of a pipe into a file)"
         )
     try:
         below = [file.relative_to(path) for file in path.rglob(pattern)]

@@ -68,7 +68,7 @@ REFUSED = [
     (b"text", "document 0 must be a text or one list of ids"),
     (datasets.DatasetDict({"train": SPLIT, "test": SPLIT}), r"a split .*\['train', 'test'\]"),
     *(
-        (text, r"is neither a file nor a folder; put .*\[text\]")
+        (text, r"is neither a file nor a folder; name .*\[text\]")
         for text in ("def f(): pass", "a\0b", "x" * 10_000, "")
     ),
     ([{"text": "one"}, {"id": 5}], r"document 1: which column .* \['id'\]"),

@@ -91,7 +91,7 @@ class TestBuild:
         ("documents", "error", "message"),
         [
             ([], ValueError, "documents has no text"),
-            ("", FileNotFoundError, "put a text into a list"),
+            ("", FileNotFoundError, "itself goes into a list"),
             (["", "x"], ValueError, "documents has no text"),
             (["text", 7], ValueError, "document 1 must be a text"),
             ([[1, 2]], ValueError, "text input must be of type `str`"),

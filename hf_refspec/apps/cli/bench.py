@@ -24,7 +24,7 @@ REPLAYED = (8, 16, 64)  # draft tokens
 Drafted: TypeAlias = dict[str, tuple[measure.New, int | str]]
 EPILOG = (
     "The file has a row for each prompt, in a column turns (as in Spec-Bench and SPEED-Bench), "
-    "messages, prompt, question or text; recorded answers are in reference or answer, or among "
+    f"messages, prompt, question or text; recorded answers are in {', '.join(ANSWERS)} or among "
     "the messages."
 )
 

@@ -3,6 +3,7 @@
 import time
 from argparse import ArgumentParser, Namespace
 
+from ...kernels.compilation import drafting_kernels
 from ...kernels.kernel import all_kernels, compile_all, jit_is_disabled
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import vector_index as vector_index
@@ -20,7 +21,7 @@ def add_warmup(_parser: ArgumentParser) -> None:
 
 def warmup(_args: Namespace) -> None:
     if jit_is_disabled():
-        raise ValueError("NUMBA_DISABLE_JIT is set, so numba compiles nothing; unset it")
+        raise ValueError(drafting_kernels.why_unready)
     start = time.perf_counter()
     warm_up()
     compile_all(all_kernels())
