@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,10 @@ def vocab_size_of(model: PreTrainedModel) -> int:
 
 def readable_ids(model: PreTrainedModel) -> int:
     """The number of token ids that a model can read; its head may be larger."""
-    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    embedding = None
+    with suppress(NotImplementedError):  # models of others need not name it
+        embedding = model.get_input_embeddings()
+    size = getattr(embedding, "num_embeddings", None)
     return vocab_size_of(model) if size is None else size
 
 
