@@ -165,7 +165,7 @@ def usable_cores() -> int:
 
 
 def _imported() -> list[Kernel]:
-    """The kernels of the modules that are imported by now."""
+    """The kernels that draft, of the modules that are imported by now."""
     return [kernel for kernel in all_kernels() if kernel.drafts]
 
 

@@ -154,7 +154,7 @@ def _copied(value: Any) -> Any:
 
 
 def keeps_text(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """True if the layers of the cache keep the text or a sliding window, and passes [`take_masks`].
+    """True if the layers of the cache keep the text or a sliding window, and [`take_masks`] holds.
 
     The configuration is asked too: a model with chunked attention may be given a cache that keeps
     everything, and would still need another mask; and where rotary frequencies depend on the length
@@ -178,7 +178,7 @@ def _fits_in_place(cache: Cache) -> bool:
 
 
 def is_static(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """True if the cache is static, whole or not begun, and the call passes [`take_masks`]."""
+    """True if the cache is static, whole or not begun, and [`take_masks`] holds of the call."""
     cache = find_cache(model_kwargs)
     if not isinstance(cache, StaticCache) or not take_masks(model, model_kwargs):
         return False
