@@ -147,15 +147,15 @@ class Entries:
 
 class CachedRow:
     """A row of a block: its first `length` slots are kept, and a pass writes after them. The first
-    `skipped` of them hold padding, which no token sees."""
+    `padding` of them hold padding, which no token sees."""
 
     block: Block
     at: int  # its place in the block
 
-    def __init__(self, skipped: int, length: int, hidden: np.ndarray | None = None) -> None:
+    def __init__(self, padding: int, length: int, hidden: np.ndarray | None = None) -> None:
         self.length = length
-        self.skipped = skipped
-        self.hidden = hidden  # true for each hidden slot, where not only the `skipped` are hidden
+        self.padding = padding
+        self.hidden = hidden  # true for each hidden slot, where not only the `padding` is hidden
 
     def place(self, block: Block, at: int) -> None:
         """Puts it into a block, at this index."""
@@ -175,7 +175,7 @@ class CachedRow:
 
     def first_slot(self, window: int | None) -> int:
         """The first slot that the next token sees."""
-        return max(self.skipped, first_in_window(self.length, window))
+        return max(self.padding, first_in_window(self.length, window))
 
     def mask(
         self, pass_: Pass, index: int, size: int, slots: slice, window: int | None
@@ -191,7 +191,7 @@ class CachedRow:
             return mask
         tokens = mask[:count]
         tokens[:, before : before + count] = pass_.masks[index]
-        tokens[:, : max(self.skipped - slots.start, 0)] = False
+        tokens[:, : max(self.padding - slots.start, 0)] = False
         if self.hidden is not None:
             tokens[:, : max(len(self.hidden) - slots.start, 0)] &= ~self.hidden[slots.start :]
         if window is not None:
@@ -353,7 +353,7 @@ class InPlaceEntries(Entries):
         sees all before it: the very step of plain decoding, or several tokens of it at once."""
         return (
             min(pass_.pending) == pass_.size
-            and len({(row.length, row.skipped) for row in self.rows}) == 1
+            and len({(row.length, row.padding) for row in self.rows}) == 1
             and all(row.hidden is None for row in self.rows)
         )
 
@@ -373,7 +373,7 @@ class InPlaceEntries(Entries):
         self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
         placed = list(zip(self.rows, prefill.prompts, strict=True))
         if self.packs:  # rows of similar length are then together, and attend in one call
-            placed.sort(key=lambda row_and_prompt: row_and_prompt[0].skipped)
+            placed.sort(key=lambda row_and_prompt: row_and_prompt[0].padding)
         for row, prompt in placed:
             contents: KeysAndValues = [
                 tuple(_whole(states[prompt], length)[None] for states in (layer.keys, layer.values))
@@ -529,10 +529,10 @@ def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -
     if mask is None:
         return [CachedRow(0, length) for _ in range(count)]
     hidden = (mask[:, :length] == 0).numpy(force=True)
-    padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
+    paddings = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
     return [
-        CachedRow(skipped, length, is_hidden if is_hidden[skipped:].any() else None)
-        for is_hidden, skipped in zip(hidden, padding, strict=True)
+        CachedRow(padding, length, is_hidden if is_hidden[padding:].any() else None)
+        for is_hidden, padding in zip(hidden, paddings, strict=True)
     ]
 
 

@@ -162,7 +162,7 @@ class PackedAttention:
         self._arrays: dict[Any, np.ndarray] = {**arrays}
         # Rows are alike if they are in one block and see about as many slots.
         likeness = {
-            i: (id(row.block), block_size(row.length + size - row.skipped))
+            i: (id(row.block), block_size(row.length + size - row.padding))
             for i, (row, size) in enumerate(zip(rows, pass_.sizes, strict=True))
         }
         for _, alike in groupby(order, key=likeness.__getitem__):
@@ -364,8 +364,8 @@ def _attending_together(
     """The rows that attend in one call: all alike ones, or each that has tokens by itself."""
     active = [i for i in alike if pass_.sizes[i]]
     ends = {i: rows[i].length + pass_.sizes[i] for i in alike}
-    work_alone = sum(pass_.sizes[i] * (ends[i] - rows[i].skipped) for i in active)
-    length = max(ends.values()) - min(rows[i].skipped for i in alike)
+    work_alone = sum(pass_.sizes[i] * (ends[i] - rows[i].padding) for i in active)
+    length = max(ends.values()) - min(rows[i].padding for i in alike)
     work_together = len(alike) * max(pass_.sizes[i] for i in alike) * length
     if len(active) > 1 and work_together <= _EXTRA_WORK * work_alone + _CALL * len(alike):
         return [alike]
