@@ -68,4 +68,4 @@ def test_vectors_are_found_by_their_scores():
 @pytest.mark.skipif(not DISABLED, reason="numba compiles")
 def test_the_command_that_compiles_says_that_it_cannot(capsys):
     assert main(["warmup"]) == 2
-    assert "NUMBA_DISABLE_JIT is set" in capsys.readouterr().err
+    assert "`NUMBA_DISABLE_JIT` is set" in capsys.readouterr().err

@@ -77,7 +77,7 @@ class SessionDatabase:
         self._connection: sqlite3.Connection | None = None  # in the block of `opened`
         self._is_checked = False
         if folder.is_file():
-            raise NotADirectoryError(f"{folder} is a file; name a folder for past sessions")
+            raise FileExistsError(f"{folder} is a file; name a folder for past sessions")
         folder.mkdir(parents=True, exist_ok=True)
         with self.opened() as connection:
             if tokenizer is None:

@@ -244,7 +244,7 @@ def test_another_database_stays_as_it_is(tmp_path):
     with pytest.raises(DatastoreError, match="is not a session store that"):
         opened(tmp_path)
     assert (tmp_path / DATABASE).read_bytes() == before
-    with pytest.raises(FileExistsError, match=f"{tmp_path / DATABASE}"):
+    with pytest.raises(FileExistsError, match=f"{tmp_path / DATABASE} is a file; name a folder"):
         opened(tmp_path / DATABASE)
 
 
