@@ -365,9 +365,8 @@ def change_nothing_but_the_format(model):
     model.to(torch.float64)
 
 
-CHANGES = [
-    *(change_in_place, write_data, change_a_buffer, load_state, replace_a_layer, hook_a_layer),
-]
+CHANGES = [change_in_place, write_data, change_a_buffer]
+CHANGES += [load_state, replace_a_layer, hook_a_layer]
 
 
 @pytest.mark.parametrize("change", [*CHANGES, change_nothing_but_the_format])

@@ -249,6 +249,13 @@ def test_a_folder_that_cannot_be_written_costs_only_the_probe(folder):
     assert folder.read_text() == "a file in its place"
 
 
+def test_graphs_that_torch_has_compiled_for_other_calls_keep_no_finding_away(folder, monkeypatch):
+    """They become functions of the module whose code was compiled."""
+    source = sys.modules[LlamaForCausalLM.__module__]
+    monkeypatch.setattr(source, "__compiled_fn_0", eval("lambda x: x", {}), raising=False)
+    assert [probe_passes(small("llama")) > 0 for _ in range(2)] == [True, False]
+
+
 def test_the_oldest_files_go(folder):
     folder.mkdir()
     for age in range(300):
