@@ -99,8 +99,9 @@ def iterative_ralm(  # noqa: D417
     the earlier one before the prompt (after its BOS token). The ids are the same with every
     `speculation`, and only verified tokens are streamed. Keys and values of passages stay at the
     model for later calls, up to a quarter of the weights' bytes or 512 MiB, whichever is more, and
-    on a GPU no more than a quarter of the free memory. Logits processors and stopping criteria must
-    depend on the ids alone: they are asked again about text that was rolled back.
+    on a GPU no more than a quarter of the free memory; they go when its weights change, unless only
+    parts of a parameter's `data` are written. Logits processors and stopping criteria must depend
+    on the ids alone: they are asked again about text that was rolled back.
     `generate` prepares all arguments but these:
 
     Args:
